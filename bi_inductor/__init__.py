@@ -1,0 +1,33 @@
+"""Batch-invariant compilation for PyTorch: the same bits for a sample whatever else is in the batch."""
+
+from bi_inductor import operators as operators
+from bi_inductor.backend import batch_invariant
+from bi_inductor.check import check
+from bi_inductor.errors import (
+    BatchInvariantError,
+    CompilerError,
+    OpaqueOpError,
+    OpaqueOpWarning,
+    OptionError,
+    SampleMixingError,
+    SampleMixingWarning,
+    UnsupportedOpError,
+    UnsupportedVersionError,
+)
+from bi_inductor.options import Options
+
+__all__ = [
+    "BatchInvariantError",
+    "CompilerError",
+    "OpaqueOpError",
+    "OpaqueOpWarning",
+    "OptionError",
+    "Options",
+    "SampleMixingError",
+    "SampleMixingWarning",
+    "UnsupportedOpError",
+    "UnsupportedVersionError",
+    "batch_invariant",
+    "check",
+]
+__version__ = "0.1.0"

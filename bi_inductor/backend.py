@@ -1,0 +1,140 @@
+"""The backend: ``torch.compile(model, backend="batch_invariant")``.
+
+One compile: options and pins, then Inductor's compile_fx with our decomposition table and with composite ops captured while AOTAutograd traces; the
+post-grad pass classifies and rewrites each graph; lowerings call the templates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bi_inductor.errors import OptionError, UnsupportedVersionError
+from bi_inductor.options import OPTION_NAMES, Options
+from bi_inductor.pins import config_patches
+from bi_inductor.pointwise import pinned_scalar_functions
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+# The versions the test suite was run on, first and last of an unbroken range.
+TESTED_TORCH = ((2, 13), (2, 13))
+
+# Inductor's settings are per process: one compile of ours at a time. torch.compile holds a lock of its own around forward compiles, a backward
+# can be compiled later and outside of it.
+_compiling = threading.RLock()
+
+
+def batch_invariant(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph so that a sample's result is the same bits whatever else is in the batch.
+
+    Args:
+        gm: the graph captured by Dynamo.
+        example_inputs: its inputs; real or fake tensors and sizes.
+        mode: a mode of torch.compile that times no kernels ("default", "reduce-overhead").
+        options: options of ours (see ``bi_inductor.Options``) and of Inductor.
+
+    Raises:
+        UnsupportedOpError: an op may vary with the batch and has no template.
+        OptionError: unknown or refused option or mode.
+        UnsupportedVersionError: torch is not one of the versions the tests were run on.
+        CompilerError: no C++ compiler.
+    """
+    check_torch_version(torch.__version__)
+    own, patches = split_options(mode, options)
+
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    from bi_inductor.passes.decompositions import decomposition_table
+    from bi_inductor.passes.post_grad import PostGradPass
+    from bi_inductor.templates import register_lowerings
+
+    register_lowerings()
+    version = source_hash()
+    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version)
+
+    @functools.wraps(compile_fx_inner)
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        with _pinned():
+            return compile_fx_inner(*args, **kwargs)
+
+    with _pinned():
+        compiled: Callable[..., Any] = compile_fx(
+            gm,
+            example_inputs,
+            inner_compile=inner_compile,
+            config_patches=patches,
+            decompositions=decomposition_table(version),
+        )
+    return compiled
+
+
+@contextlib.contextmanager
+def _pinned() -> Iterator[None]:
+    """What holds while a graph is traced, lowered and written, forward or backward."""
+    from bi_inductor.passes.capture import captured_ops
+
+    with _compiling, captured_ops(), pinned_scalar_functions():
+        yield
+
+
+def split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[Options, dict[str, Any]]:
+    """Our options, and the pins with Inductor's options on top.
+
+    Raises:
+        OptionError: an unknown mode or option, or one that would undo a pin.
+    """
+    options = dict(options or {})
+    own = {name: options.pop(name) for name in OPTION_NAMES if name in options}
+    unknown = [name for name in own if name not in OPTION_NAMES]
+    assert not unknown
+    inductor: dict[str, Any] = {}
+    if mode is not None and mode != "default":
+        from torch._inductor import list_mode_options
+
+        modes = list_mode_options()
+        if mode not in modes:
+            raise OptionError(f"unknown mode {mode!r}; allowed: {', '.join(sorted(modes))}")
+        inductor.update(modes[mode])
+    return Options.from_environment().updated(own), config_patches({**inductor, **options})
+
+
+def check_torch_version(version: str) -> None:
+    """Raises UnsupportedVersionError when the test suite was not run with this version of torch."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    first, last = TESTED_TORCH
+    if not first <= numbers <= last:
+        allowed = f"{first[0]}.{first[1]}" if first == last else f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+        raise UnsupportedVersionError(
+            f"backend 'batch_invariant' was tested with torch {allowed}; this is {version}. Install one of those: "
+            "Inductor's internals change between versions, and an untested one could vary without a sign."
+        )
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of every source file of this package: part of every cache key, so an edited pass, template or table is a cache miss."""
+    from bi_inductor import passes, templates
+    from bi_inductor.templates.library import read_source
+
+    digest = hashlib.sha256()
+    folders = [Path(__file__).parent, Path(str(passes.__file__)).parent, Path(str(templates.__file__)).parent]
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".h", ".jinja"):
+                digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + read_source(path.resolve()).encode() + b"\0")
+    return digest.hexdigest()

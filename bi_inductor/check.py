@@ -1,0 +1,194 @@
+"""Does a sample's result change with its batch? Run a function many ways and compare bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .check_batches import PLACES, BatchDim, Function, Inputs, Run, compare_rows, plan
+from .check_result import REPEATED_ALONE, CheckResult, CheckRow
+
+
+def _whole_numbers(argument: str, values: Sequence[int], lowest: int, highest: int | None, why: str) -> tuple[int, ...]:
+    """Checks a sequence of whole numbers given for `argument`."""
+    if not values:
+        raise ValueError(f"{argument} is empty; allowed is at least one number from {lowest} on")
+    for value in values:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not is_number or value < lowest or (highest is not None and value > highest):
+            allowed = f"from {lowest} on" if highest is None else f"from {lowest} to {highest}"
+            raise ValueError(f"{argument}: got {value!r}; allowed are whole numbers {allowed}{why}")
+    return tuple(dict.fromkeys(values))
+
+
+def _permutations(given: int | Sequence[Sequence[int]], size: int, generator: torch.Generator) -> list[list[int]]:
+    if isinstance(given, int):
+        if given < 0:
+            raise ValueError(f"permutations: got {given}; allowed is a count from 0 on, or a sequence of permutations")
+        return [torch.randperm(size, generator=generator).tolist() for _ in range(given)]
+    for order in given:
+        if sorted(order) != list(range(size)):
+            raise ValueError(
+                f"permutations: got {list(order)}; allowed is each number from 0 to {size - 1} once (the largest of "
+                f"batch_sizes is {size})"
+            )
+    return [list(order) for order in given]
+
+
+def _positions(given: Sequence[str | int], size: int) -> tuple[str | int, ...]:
+    for position in [given] if isinstance(given, str) else given:
+        if not (position in PLACES if isinstance(position, str) else -size <= position < size):
+            raise ValueError(
+                f"positions: got {position!r}; allowed are a sequence of {', '.join(map(repr, PLACES))} and numbers "
+                f"from -{size} to {size - 1}"
+            )
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _backend_name(backend: str | Callable[..., Any]) -> str:
+    if not isinstance(backend, str):
+        if not callable(backend):
+            raise ValueError(f"backend: got {backend!r}; allowed are a name and a callable")
+        return getattr(backend, "__name__", type(backend).__name__)
+    if backend != "eager":
+        import torch._dynamo
+
+        known = sorted({"eager", *torch._dynamo.list_backends(exclude_tags=())})
+        if backend not in known:
+            raise ValueError(f"backend: got {backend!r}; allowed are a callable and the names {', '.join(known)}")
+    return backend
+
+
+@contextlib.contextmanager
+def _compiled(
+    fn: Callable[..., Any],
+    backend: str | Callable[..., Any],
+    dynamic: bool | None,
+    options: Mapping[str, Any] | None,
+    shapes: int,
+) -> Iterator[Callable[..., Any]]:
+    """`fn` under the backend, freshly compiled; "eager" is `fn` itself."""
+    if backend == "eager":
+        yield fn
+        return
+    import torch._dynamo
+
+    # Each shape may be a compile of its own. Past its limit, Dynamo would silently run the function eagerly.
+    limit = max(torch._dynamo.config.recompile_limit, 4 * shapes + 4)
+    total = max(torch._dynamo.config.accumulated_recompile_limit, 8 * limit)
+    settings = {"recompile_limit": limit, "accumulated_recompile_limit": total, "fail_on_recompile_limit_hit": True}
+    torch._dynamo.reset()
+    try:
+        with torch._dynamo.config.patch(settings):
+            yield torch.compile(fn, backend=backend, dynamic=dynamic, options=dict(options) if options else None)
+    finally:
+        torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def _thread_count(threads: int) -> Iterator[None]:
+    found = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(found)
+
+
+def check(
+    fn: Callable[..., Any],
+    inputs: Any,
+    *,
+    backend: str | Callable[..., Any] = "batch_invariant",
+    batch_sizes: Sequence[int] | None = None,
+    permutations: int | Sequence[Sequence[int]] = 2,
+    positions: Sequence[str | int] = PLACES,
+    neighbours: Sequence[float] = (),
+    dynamic: bool | Sequence[bool | None] | None = None,
+    threads: int | Sequence[int] | None = None,
+    batch_dim: BatchDim = 0,
+    out_batch_dim: BatchDim = 0,
+    grad: bool = False,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> CheckResult:
+    """Runs `fn` on the samples of `inputs` in many batches and compares each sample's rows bit for bit.
+
+    The reference is each sample alone, in the first of the settings `dynamic` x `threads`. In every setting the samples
+    are run in batches of each size, permuted, and placed among different neighbours.
+
+    Args:
+        fn: a module or function whose result for a sample should not depend on the other samples. Put modules into
+            eval mode: dropout and batch norm in training are found as differences.
+        inputs: a tensor (`fn(inputs)`), a tuple or list (`fn(*inputs)`) or a dict (`fn(**inputs)`), possibly nested,
+            with at least two samples. They are never written to.
+        backend: a `torch.compile` backend by name or as a callable; "eager" calls `fn` uncompiled.
+        batch_sizes: how many samples a batch holds; default 1, 2, 3, 8 as far as there are samples, and all of them.
+        permutations: how many random orders, or the orders themselves, of the first samples (as many as the largest of
+            `batch_sizes`).
+        positions: places in the largest batch ("first", "middle", "last" or an index) at which single samples are put
+            among random others.
+        neighbours: values, such as NaN, inf or 1e30, that fill all other rows of the batched floating-point inputs, in
+            further runs with a sample at each of `positions`. Only that sample is compared then.
+        dynamic: one or several values of `torch.compile`'s argument of that name.
+        threads: one or several thread counts; default the current one.
+        batch_dim: the dim that holds the samples: one number for all tensors, or a sequence or mapping with one entry
+            per top-level argument; None for a tensor without samples, such as a table (entries that a mapping lacks
+            are 0).
+        out_batch_dim: the same for the outputs; an output with None is not compared.
+        grad: also run the backward, from fixed random gradients of the outputs, and compare the gradients of the
+            floating-point inputs. Without it `fn` runs under `torch.no_grad`.
+        options: passed to `torch.compile`.
+        seed: of the random orders and gradients. The global random state is left as found.
+
+    Returns:
+        A `CheckResult`: true when all bits agree, prints as a table.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it, what was given and what is allowed.
+
+    The thread count, the random state and Dynamo's settings are restored; Dynamo's compiled code is dropped
+    (`torch._dynamo.reset`) before and after each setting, so other compiled functions compile again when next called.
+    """
+    name = _backend_name(backend)
+    source = Inputs(inputs, batch_dim)
+    if batch_sizes is None:
+        batch_sizes = sorted({size for size in (1, 2, 3, 8) if size <= source.samples} | {source.samples})
+    batch_sizes = _whole_numbers("batch_sizes", batch_sizes, 1, source.samples, " (the number of samples in inputs)")
+    thread_counts = [threads] if isinstance(threads, int) else threads
+    thread_counts = [torch.get_num_threads()] if thread_counts is None else thread_counts
+    thread_counts = _whole_numbers("threads", thread_counts, 1, None, "")
+    dynamics = tuple(dynamic) if isinstance(dynamic, Sequence) else (dynamic,)
+    if not dynamics or any(value not in (None, False, True) for value in dynamics):
+        raise ValueError(f"dynamic: got {dynamic!r}; allowed are None, False, True or several of them")
+    if backend == "eager":
+        dynamics = (None,)
+    if (neighbours or grad) and not source.has_floats():
+        argument = f"neighbours={tuple(neighbours)}" if neighbours else "grad=True"
+        raise ValueError(f"{argument} needs a floating-point tensor with a batch dim among the inputs")
+    generator = torch.Generator().manual_seed(seed)
+    largest = max(batch_sizes)
+    orders = _permutations(permutations, largest, generator)
+    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator)
+
+    devices = {leaf.value.device for leaf in source.leaves if isinstance(leaf.value, torch.Tensor)}
+    gpus = [device.index for device in devices if device.type == "cuda"]
+    rows: list[CheckRow] = []
+    notes: dict[str, None] = {}
+    cotangents: dict[str, torch.Tensor] = {}
+    reference: dict[int, list[torch.Tensor]] = {}
+    with torch.random.fork_rng(devices=gpus):
+        for setting in [(value, count) for value in dynamics for count in thread_counts]:
+            with _thread_count(setting[1]), _compiled(fn, backend, setting[0], options, len(batch_sizes) + 1) as call:
+                function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes)
+                if not reference:
+                    for sample in range(source.samples):
+                        reference[sample] = [rows.value[0] for rows in function(Run("alone", (sample,), (0,)))]
+                    alone = REPEATED_ALONE
+                else:
+                    alone = "alone"
+                rows += compare_rows(function, runs, reference, alone, setting)
+    return CheckResult(name, source.samples, tuple(rows), tuple(notes))

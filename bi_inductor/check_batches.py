@@ -1,0 +1,307 @@
+"""Batches for `check`: which samples run together, what the function returns for them, how their rows are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+from .check_result import REPEATED_BATCH, CheckRow
+from .ulp import bits_differ, ulp_distance
+
+# One dim for all tensors, or one per top-level argument (by position or name); None for a tensor without samples.
+BatchDim = int | Sequence[int | None] | Mapping[Any, int | None] | None
+
+PLACES = ("first", "middle", "last")
+
+
+class Leaf(NamedTuple):
+    """One leaf of the inputs or outputs: its name for messages, its value, its batch dim (None: no samples in it)."""
+
+    name: str
+    value: Any
+    dim: int | None
+
+    @property
+    def is_batched(self) -> bool:
+        return self.dim is not None
+
+
+class Run(NamedTuple):
+    """One call: which samples, in which order, which of the places are compared, what the other places hold."""
+
+    kind: str
+    samples: tuple[int, ...]
+    compared: tuple[int, ...]
+    neighbours: float | None = None
+
+
+def _dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: str, root: str) -> list[Leaf]:
+    """Pairs each leaf with the batch dim that `given` (the value of `argument`) says for its top-level parent."""
+    tops = [_key(path[0]) if path else None for path, _ in leaves]
+    by_top: dict[Any, int | None]
+    if given is None or isinstance(given, int):
+        by_top = dict.fromkeys(tops, given)
+    else:
+        known = list(dict.fromkeys(tops))
+        if isinstance(given, Mapping):
+            fits = all(key in known for key in given)
+        else:
+            # A sequence goes by position; for inputs with names, by the order of the names.
+            fits = len(given) == len(known)
+        if not fits:
+            raise ValueError(f"{argument}={given!r} does not fit {root}, whose entries are {known}")
+        entries = given if isinstance(given, Mapping) else dict(zip(known, given, strict=True))
+        by_top = {key: entries.get(key, 0) for key in known}
+    named = []
+    for (path, value), top in zip(leaves, tops, strict=True):
+        name = root + pytree.keystr(path)
+        dim = by_top[top] if isinstance(value, torch.Tensor) else None
+        if dim is not None and not -value.dim() <= dim < value.dim():
+            raise ValueError(
+                f"{argument}={dim} is out of range for {name} of shape {tuple(value.shape)}; allowed is "
+                + (f"-{value.dim()} to {value.dim() - 1}, or " if value.dim() else "")
+                + "None for a tensor that holds no samples"
+            )
+        named.append(Leaf(name, value, None if dim is None else dim % value.dim()))
+    return named
+
+
+def _key(entry: Any) -> Any:
+    """The index, key or attribute name of one step of a pytree path."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
+
+
+class Inputs:
+    """The inputs of the function, from which batches are gathered."""
+
+    def __init__(self, inputs: Any, batch_dim: BatchDim) -> None:
+        if not isinstance(inputs, (torch.Tensor, tuple, list, dict)):
+            raise ValueError(f"inputs must be a tensor, tuple, list or dict, got {type(inputs).__name__}")
+        leaves, self.structure = pytree.tree_flatten_with_path(inputs)
+        for path, value in leaves:
+            if not isinstance(value, (torch.Tensor, int, float, complex, str, bytes, torch.dtype, type(None))):
+                raise ValueError(
+                    f"inputs{pytree.keystr(path)} is a {type(value).__name__}; allowed are tensors, numbers, strings, "
+                    "None and containers that torch.utils._pytree knows (register_pytree_node adds one)"
+                )
+        self.leaves = _dims(leaves, batch_dim, "batch_dim", "inputs")
+        sizes = {leaf.name: leaf.value.shape[leaf.dim] for leaf in self.leaves if leaf.is_batched}
+        if not sizes:
+            raise ValueError(f"inputs hold no tensor with a batch dim (batch_dim={batch_dim!r})")
+        if len(set(sizes.values())) > 1:
+            found = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+            raise ValueError(
+                f"inputs disagree on the number of samples ({found}); give batch_dim for each input, None for those "
+                "without samples"
+            )
+        self.samples: int = next(iter(sizes.values()))
+        if self.samples < 2:
+            raise ValueError(f"inputs hold {self.samples} sample(s); at least 2 are needed to form different batches")
+
+    def has_floats(self) -> bool:
+        return any(leaf.is_batched and _has_gradient(leaf.value) for leaf in self.leaves)
+
+    def gather(self, run: Run, grad: bool) -> tuple[Any, list[Leaf]]:
+        """The inputs of one call (always new tensors, so that the function may write to them), and those that have
+        a gradient per sample when `grad` is set."""
+        values, differentiable = [], []
+        for leaf in self.leaves:
+            value = leaf.value
+            if isinstance(value, torch.Tensor):
+                value = value.detach()
+                if leaf.dim is None:
+                    value = value.clone()
+                else:
+                    value = value.index_select(leaf.dim, torch.tensor(run.samples, device=value.device))
+                    if run.neighbours is not None and _has_gradient(value):
+                        for place in set(range(len(run.samples))) - set(run.compared):
+                            # Through float64, so that 1e30 becomes infinity in float16 instead of an error.
+                            row = value.select(leaf.dim, place)
+                            row.copy_(torch.tensor(run.neighbours, dtype=torch.float64).to(value.dtype))
+                    if grad and _has_gradient(value):
+                        value.requires_grad_()
+                        differentiable.append(Leaf(f"gradient of {leaf.name}", value, leaf.dim))
+            values.append(value)
+        return pytree.tree_unflatten(values, self.structure), differentiable
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+class OutputRows(NamedTuple):
+    """One output of one call, its batch dim moved to the front."""
+
+    name: str
+    value: torch.Tensor
+
+
+@dataclass
+class Function:
+    """The function under test in one setting, and how its outputs are read."""
+
+    call: Callable[..., Any]
+    inputs: Inputs
+    out_batch_dim: BatchDim
+    grad: bool
+    seed: int
+    # Gradients start from one fixed random tensor per output, the same for a sample wherever it is.
+    cotangents: dict[str, torch.Tensor]
+    notes: dict[str, None]
+
+    def __call__(self, run: Run) -> list[OutputRows]:
+        arguments, differentiable = self.inputs.gather(run, self.grad)
+        with torch.set_grad_enabled(self.grad):
+            if isinstance(arguments, dict):
+                outputs = self.call(**arguments)
+            elif isinstance(arguments, (tuple, list)):
+                outputs = self.call(*arguments)
+            else:
+                outputs = self.call(arguments)
+            leaves = self._batched_outputs(outputs, len(run.samples))
+            if self.grad:
+                leaves += self._gradients(leaves, differentiable, run)
+        return [OutputRows(leaf.name, leaf.value.detach().movedim(leaf.dim, 0)) for leaf in leaves]
+
+    def _batched_outputs(self, outputs: Any, batch_size: int) -> list[Leaf]:
+        flat = pytree.tree_flatten_with_path(outputs)[0]
+        for path, value in flat:
+            if not isinstance(value, (torch.Tensor, type(None))):
+                self.notes[f"output{pytree.keystr(path)} ({type(value).__name__}) was not compared"] = None
+        leaves = [leaf for leaf in _dims(flat, self.out_batch_dim, "out_batch_dim", "output") if leaf.is_batched]
+        if not leaves:
+            raise ValueError(f"the function returned no tensor with a batch dim (out_batch_dim={self.out_batch_dim!r})")
+        for leaf in leaves:
+            if leaf.value.shape[leaf.dim] != batch_size:
+                raise ValueError(
+                    f"{leaf.name} has shape {tuple(leaf.value.shape)}, so its dim {leaf.dim} is not the batch of "
+                    f"{batch_size}; give out_batch_dim, None for an output without samples"
+                )
+        return leaves
+
+    def _gradients(self, outputs: list[Leaf], differentiable: list[Leaf], run: Run) -> list[Leaf]:
+        roots = [leaf for leaf in outputs if leaf.value.requires_grad]
+        if not roots:
+            raise ValueError("grad=True, but no output depends differentiably on an input that has samples")
+        starts = []
+        for leaf in roots:
+            value = leaf.value
+            if leaf.name not in self.cotangents:
+                shape = (self.inputs.samples, *value.movedim(leaf.dim, 0).shape[1:])
+                generator = torch.Generator().manual_seed(self.seed)
+                start = torch.randn(shape, generator=generator, dtype=torch.complex64 if value.is_complex() else None)
+                self.cotangents[leaf.name] = start.to(value.device, value.dtype)
+            start = self.cotangents[leaf.name][torch.tensor(run.samples, device=value.device)]
+            starts.append(start.movedim(0, leaf.dim or 0))
+        gradients = torch.autograd.grad(
+            [leaf.value for leaf in roots],
+            [leaf.value for leaf in differentiable],
+            starts,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return [leaf._replace(value=gradient) for leaf, gradient in zip(differentiable, gradients, strict=True)]
+
+
+class Tally:
+    """Adds up the comparisons of the runs of one kind."""
+
+    def __init__(self) -> None:
+        self.rows = self.rows_different = self.elements_different = 0
+        self.max_ulp = 0.0
+
+    def compare(self, run: Run, got: list[OutputRows], reference: Mapping[int, list[torch.Tensor]]) -> None:
+        """Compares the rows of one call with each sample's reference rows (one tensor per output)."""
+        different = torch.zeros(len(run.compared), dtype=torch.bool)
+        for output, (name, value) in enumerate(got):
+            expected = [reference[run.samples[place]][output] for place in run.compared]
+            if expected[0].shape != value.shape[1:] or expected[0].dtype != value.dtype:
+                raise ValueError(
+                    f"{name} of a sample is {expected[0].dtype} {tuple(expected[0].shape)} in the reference and "
+                    f"{value.dtype} {tuple(value.shape[1:])} in a batch of {len(run.samples)}: rows cannot be compared"
+                )
+            rows = value[list(run.compared)]
+            wanted = torch.stack(expected)
+            differ = bits_differ(rows, wanted)
+            if differ.any():
+                different |= differ.flatten(1).any(1).cpu() if differ.dim() > 1 else differ.cpu()
+                self.elements_different += int(differ.sum())
+                self.max_ulp = max(self.max_ulp, float(ulp_distance(rows, wanted)[differ].max()))
+        self.rows += len(run.compared)
+        self.rows_different += int(different.sum())
+
+
+def _windows(samples: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Consecutive groups of `size` samples that cover all of them; the last one may overlap the one before."""
+    for start in range(0, samples, size):
+        start = min(start, samples - size)
+        yield tuple(range(start, start + size))
+
+
+def plan(
+    samples: int,
+    batch_sizes: Sequence[int],
+    permutations: Sequence[Sequence[int]],
+    positions: Sequence[str | int],
+    neighbours: Sequence[float],
+    generator: torch.Generator,
+) -> list[Run]:
+    """All calls of one setting, those of a kind together."""
+    runs = []
+    for size in batch_sizes:
+        kind = "alone" if size == 1 else f"batch of {size}"
+        runs += [Run(kind, window, tuple(range(size))) for window in _windows(samples, size)]
+    largest = max(batch_sizes)
+    if largest == 1:
+        return runs
+    every = tuple(range(largest))
+    runs += [Run(f"permutation {index}", tuple(order), every) for index, order in enumerate(permutations)]
+    # A few samples suffice: all rows of these batches are compared.
+    placed = sorted({0, samples // 2, samples - 1})
+    for fill in (None, *neighbours):
+        for position in positions:
+            if isinstance(position, str):
+                place = {"first": 0, "middle": largest // 2, "last": largest - 1}[position]
+                kind = f"sample {position}"
+            else:
+                place = position % largest
+                kind = f"sample at {position}"
+            if fill is not None:
+                kind += f", neighbours {fill:g}"
+            for sample in placed:
+                others = [other for other in torch.randperm(samples, generator=generator).tolist() if other != sample]
+                order = (*others[:place], sample, *others[place : largest - 1])
+                runs.append(Run(kind, order, every if fill is None else (place,), fill))
+    return runs
+
+
+def compare_rows(
+    function: Function,
+    runs: Sequence[Run],
+    reference: Mapping[int, list[torch.Tensor]],
+    alone: str,
+    setting: tuple[bool | None, int],
+) -> Iterator[CheckRow]:
+    """The table rows of one setting; `alone` is the description for batches of one."""
+    tallies: dict[tuple[str, int], Tally] = {}
+    largest = max(runs, key=lambda run: (len(run.samples), run.neighbours is None))
+    for run in runs:
+        got = function(run)
+        tallies.setdefault((run.kind, len(run.samples)), Tally()).compare(run, got, reference)
+        if run is largest:
+            first = {sample: [output.value[place] for output in got] for place, sample in enumerate(run.samples)}
+            again = Tally()
+            again.compare(run, function(run), first)
+    if len(largest.samples) > 1:
+        tallies[REPEATED_BATCH, len(largest.samples)] = again
+    for (kind, size), tally in tallies.items():
+        label = alone if size == 1 else kind
+        counts = (tally.rows, tally.rows_different, tally.elements_different)
+        yield CheckRow(label, size, *setting, *counts, tally.max_ulp)

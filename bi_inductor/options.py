@@ -1,0 +1,65 @@
+"""Our own options: one dataclass, each field also an environment variable of the same name (``BI_INDUCTOR_STRICT=1``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bi_inductor.errors import OptionError
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the backend.
+
+    Attributes:
+        strict: a custom op whose numerics are unknown, or an op that mixes samples, is an error instead of a warning.
+        allow: names of ops ("aten.convolution", "mylib.op") that pass as they are: unsupported ones without an error, custom ones without a warning.
+    """
+
+    strict: bool = False
+    allow: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
+        """Options from ``BI_INDUCTOR_*``; names in ``BI_INDUCTOR_ALLOW`` are separated by commas.
+
+        Raises:
+            OptionError: an unknown variable of that prefix, or a value that is not a boolean.
+        """
+        environment = os.environ if environment is None else environment
+        fields = {f"BI_INDUCTOR_{field.name.upper()}": field.name for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            if not variable.startswith("BI_INDUCTOR_"):
+                continue
+            if variable not in fields:
+                raise OptionError(f"unknown environment variable {variable}; allowed: {', '.join(sorted(fields))}")
+            values[fields[variable]] = _parse(variable, fields[variable], text)
+        return cls(**values)
+
+    def updated(self, values: Mapping[str, Any]) -> Options:
+        """These options with ``values`` on top. Raises OptionError for a value of the wrong type."""
+        for name, value in values.items():
+            if name == "strict" and not isinstance(value, bool):
+                raise OptionError(f"option 'strict' must be True or False; given {value!r}")
+            if name == "allow" and (isinstance(value, str) or not all(isinstance(item, str) for item in value)):
+                raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")
+        return dataclasses.replace(self, **{k: tuple(v) if k == "allow" else v for k, v in values.items()})
+
+
+def _parse(variable: str, field: str, text: str) -> Any:
+    if field == "allow":
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise OptionError(f"environment variable {variable} must be one of {', '.join(_TRUE + _FALSE[:-1])}; given {text!r}")
+
+
+OPTION_NAMES = tuple(field.name for field in dataclasses.fields(Options))

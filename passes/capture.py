@@ -1,0 +1,169 @@
+"""Captures composite ops whole while AOTAutograd traces, before torch decomposes them by shape, stride or grad mode.
+
+``linear`` becomes addmm or bmm + add depending on strides (one rounding or two), ``scaled_dot_product_attention`` becomes one of three forms, ``rms_norm``
+becomes four ops. Each has a Python kernel here that calls the one operator of its meaning, with autograd, instead. Autocast has already cast the
+operands when such a kernel runs, and bodies of higher-order ops are traced through the same dispatcher.
+
+torch internals, checked in 2.13.0: OpOverload.py_kernels and _dispatch_cache (consulted only under the Python dispatcher that
+compile_fx enables, so eager calls never see them), OpOverload._op_dk to reach the C++ kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+from bi_inductor.templates.library import DTYPES
+
+aten = torch.ops.aten
+
+_installing = threading.RLock()
+_active = threading.local()
+_users = 0
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradCPU)
+_replaced: list[tuple[Any, DispatchKey, Any]] = []
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """One matmul with the bias inside, whatever the rank and strides of ``x`` [..., in]; ``weight`` [out, in] or [in]."""
+    rows = weight.unsqueeze(0) if weight.dim() == 1 else weight
+    flat = x.reshape([math.prod(x.shape[:-1]), x.shape[-1]])
+    out = torch.ops.bi_inductor.matmul(flat, rows.t(), bias)
+    shape = x.shape[:-1] if weight.dim() == 1 else (*x.shape[:-1], weight.shape[0])
+    result: torch.Tensor = out.reshape(shape)
+    return result
+
+
+def rms_norm(
+    x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """One op; operands of several dtypes are normalised in the accumulation type and rounded to ``x``'s once."""
+    if eps is None:
+        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    if weight is not None and weight.dtype != x.dtype:
+        wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+        result = torch.ops.bi_inductor.rms_norm(x.to(wide), len(normalized_shape), weight.to(wide), eps)
+        return result.to(x.dtype)  # type: ignore[no-any-return]  # operators are untyped
+    return torch.ops.bi_inductor.rms_norm(x, len(normalized_shape), weight, eps)  # type: ignore[no-any-return]  # as above
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """One attention op for every rank, mask and head count. With dropout the parts: matmul, softmax, dropout, matmul."""
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("scaled_dot_product_attention takes attn_mask or is_causal=True; given both")
+    batch: tuple[Any, ...] = query.shape[:-2]
+    if not enable_gqa:
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (t.expand(*batch, *t.shape[-2:]) for t in (query, key, value))
+    if dropout_p > 0.0:
+        return _attention_with_dropout(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
+        wide = torch.promote_types(query.dtype, attn_mask.dtype)
+        parts = (t.to(wide) for t in (query, key, value, attn_mask))
+        wide_result = scaled_dot_product_attention(*parts, scale=scale, enable_gqa=enable_gqa)
+        return wide_result.to(query.dtype)
+    mask = attn_mask
+    if mask is not None:
+        mask = mask.expand(*batch, query.shape[-2], key.shape[-2])
+    tensors = [_four_dims(t) for t in (query, key, value)]
+    mask = None if mask is None else _four_dims(mask)
+    out = torch.ops.bi_inductor.attention(*tensors, mask, is_causal, scale)
+    result: torch.Tensor = out if query.dim() == 4 else out.reshape([*batch, *out.shape[-2:]])
+    return result
+
+
+def _four_dims(x: torch.Tensor) -> torch.Tensor:
+    """[..., length, dim] as [batch, heads, length, dim]: no batch dims are 1 x 1, one is batch, more than two flatten into the batch."""
+    if x.dim() == 4:
+        return x
+    if x.dim() > 4:
+        return x.flatten(0, x.dim() - 4)
+    return x.unsqueeze(-3) if x.dim() == 3 else x.unsqueeze(0).unsqueeze(0)
+
+
+def _attention_with_dropout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    group = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
+    if group > 1:
+        key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)
+    scores = torch.matmul(query, key.mT) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    attended = (scores != float("-inf")).any(-1, keepdim=True)
+    probabilities = torch.where(attended, torch.softmax(scores, -1), 0.0)
+    return torch.matmul(torch.dropout(probabilities, dropout_p, True), value)
+
+
+CAPTURED: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.linear.default: linear,
+    aten.rms_norm.default: rms_norm,
+    aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+}
+
+
+def _python_kernel(op: Any, replacement: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # Other threads may be tracing with another backend, other devices and dtypes keep torch's own path.
+        x = args[0]
+        if getattr(_active, "depth", 0) and x.device.type == "cpu" and x.dtype in DTYPES:
+            return replacement(*args, **kwargs)
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return kernel
+
+
+@contextlib.contextmanager
+def captured_ops() -> Iterator[None]:
+    """While active, this thread's tracing under the Python dispatcher keeps the composite ops of ``CAPTURED`` whole.
+
+    The registry is per process: it is filled by the first user and restored by the last; other threads pass through to torch's kernels.
+    """
+    global _users
+    with _installing:
+        if _users == 0:
+            for op, replacement in CAPTURED.items():
+                for key in _KEYS:
+                    _replaced.append((op, key, op.py_kernels.get(key)))
+                    op.py_kernels[key] = _python_kernel(op, replacement)
+                op._dispatch_cache.clear()
+        _users += 1
+    _active.depth = getattr(_active, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _active.depth -= 1
+        with _installing:
+            _users -= 1
+            if _users == 0:
+                for op, key, before in _replaced:
+                    if before is None:
+                        del op.py_kernels[key]
+                    else:
+                        op.py_kernels[key] = before
+                    op._dispatch_cache.clear()
+                _replaced.clear()

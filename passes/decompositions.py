@@ -1,0 +1,163 @@
+"""The decomposition table: Inductor's, less what would take an op apart that has a template, plus fused inference ops of torch.nn.
+
+Inductor's own decompositions of mm, addmm, bmm depend on sizes (M, N or K of 1, K up to 16) and turn dot products into sums; those of softmax, norms
+and variance spell the op as a chain of roundings. Without them the ops reach the post-grad passes whole and are rewritten there.
+
+Inductor internals, checked in torch 2.13.0: select_decomp_table; compile_fx(decompositions=...) puts the table into the FX graph cache's key by
+pickling it. The table pickles as a reference to this module plus a hash of our sources, so it takes part in the key and can be cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+KEPT_WHOLE = (
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.mv,
+    aten.dot,
+    aten.vdot,
+    aten._softmax,
+    aten._log_softmax,
+    aten.native_layer_norm,
+    aten.native_group_norm,
+    aten.var.correction,
+    aten.std.correction,
+    aten.var_mean.correction,
+    aten.sum,
+    aten.mean,
+    aten.prod,
+    aten.cumsum,
+    aten.embedding_dense_backward,
+)
+
+
+class DecompositionTable(dict[Any, Callable[..., Any]]):
+    """A table that pickles by the hash of the sources it is made from."""
+
+    version: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return decomposition_table, (self.version,)
+
+
+def decomposition_table(version: str) -> DecompositionTable:
+    """Inductor's table for the configuration in force, changed as this module says. ``version`` is the hash of our sources."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = DecompositionTable(select_decomp_table())
+    table.version = version
+    for kept in KEPT_WHOLE:
+        overloads = [kept] if isinstance(kept, torch._ops.OpOverload) else [getattr(kept, name) for name in kept.overloads()]
+        for overload in overloads:
+            table.pop(overload, None)
+    table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
+    table[aten._native_multi_head_attention.default] = native_multi_head_attention
+    return table
+
+
+def native_multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fast path of nn.MultiheadAttention in eval mode, as the ops its slow path has: the two give the same bits.
+
+    query, key, value are [batch, length, embed_dim]; ``mask_type`` 0 is a mask [queries, keys], 1 a key padding mask [batch, keys], 2 both merged to
+    [batch, heads, queries, keys]. A bool mask is true where a key is masked.
+    """
+    attn_mask = key_padding_mask = None
+    if mask is not None:
+        additive = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
+        if mask_type == 1:
+            key_padding_mask = additive
+        elif mask_type == 2:
+            attn_mask = additive.expand(query.shape[0], num_head, query.shape[1], key.shape[1]).flatten(0, 1)
+        else:
+            attn_mask = additive
+    out, weights = functional.multi_head_attention_forward(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        embed_dim,
+        num_head,
+        qkv_weight,
+        qkv_bias,
+        None,
+        None,
+        False,
+        0.0,
+        proj_weight,
+        proj_bias,
+        training=False,
+        key_padding_mask=key_padding_mask,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
+        average_attn_weights=average_attn_weights,
+    )
+    return out.transpose(0, 1), query.new_empty(0) if weights is None else weights
+
+
+def transformer_encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """nn.TransformerEncoderLayer in eval mode, as the ops its slow path has; ``src`` [batch, length, embed_dim]."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return native_multi_head_attention(
+            x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
+        )[0]
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        hidden = functional.gelu(hidden) if use_gelu else functional.relu(hidden)
+        return functional.linear(hidden, ffn_weight_2, ffn_bias_2)
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        src = src + attend(first(src))
+        return src + feed_forward(second(src))
+    src = first(src + attend(src))
+    return second(src + feed_forward(src))

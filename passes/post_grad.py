@@ -1,0 +1,32 @@
+"""The pass that Inductor runs on each graph before its own post-grad passes: classify every node, rewrite those that have a template."""
+
+from __future__ import annotations
+
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph
+
+from bi_inductor.options import Options
+from bi_inductor.passes.classify import classify_graph
+from bi_inductor.passes.rewrite import rewrite
+
+
+class PostGradPass(CustomGraphPass):
+    """Inductor's ``post_grad_custom_pre_pass`` (torch._inductor.custom_graph_pass, checked in 2.13.0).
+
+    Args:
+        options: what to let through.
+        version: hash of our sources; with the options it makes the cache key.
+    """
+
+    def __init__(self, options: Options, version: str) -> None:
+        self.options = options
+        self.version = version
+
+    def __call__(self, graph: Graph) -> None:
+        """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError."""
+        classify_graph(graph, self.options)
+        rewrite(graph)
+
+    def uuid(self) -> str:
+        """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""
+        return f"bi_inductor:{self.version}:{self.options}"

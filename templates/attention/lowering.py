@@ -1,0 +1,76 @@
+"""Lowering of attention. Numerics: exact maximum, our exp, sums over keys in lanes, masked keys skipped (docs/numerics.md section 8)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import register_lowering
+
+from bi_inductor.templates.attention import kernel as attention_kernel
+from bi_inductor.templates.cpp_template import lower
+from bi_inductor.templates.operand import Operand
+
+
+def _rows(x: TensorBox) -> TensorBox:
+    """``x`` with a last dim of stride 1."""
+    return ir.ExternKernel.require_stride1(x)
+
+
+def _mask_kind(mask: TensorBox | None) -> int:
+    if mask is None:
+        return attention_kernel.NO_MASK
+    return attention_kernel.BOOLEAN_MASK if mask.get_dtype() == torch.bool else attention_kernel.ADDITIVE_MASK
+
+
+def _scale(q: TensorBox, scale: float | None) -> float:
+    return 1.0 / math.sqrt(int(q.get_size()[-1])) if scale is None else scale
+
+
+@register_lowering(torch.ops.bi_inductor.attention.default, type_promotion_kind=None)
+def attention(
+    q: TensorBox,
+    k: TensorBox,
+    v: TensorBox,
+    mask: TensorBox | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> TensorBox:
+    """Attention of ``q`` [batch, heads, queries, dim] over ``k``, ``v`` [batch, kv_heads, keys, dim]."""
+
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        values = attention_kernel.arguments(
+            t["q"], t["k"], t["v"], t["mask"], _mask_kind(mask), is_causal, _scale(q, scale)
+        )
+        strides = dict(zip(("out_batch", "out_head", "out_row"), out.stride, strict=False))
+        return {**values, "out": out.pointer, **strides}
+
+    batch, heads, queries, _ = q.get_size()
+    value_dim = v.get_size()[-1]
+    # Stored [batch, queries, heads, dim], so that merging the heads needs no copy.
+    stride = [queries * heads * value_dim, value_dim, heads * value_dim, 1]
+    inputs = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "mask": mask}
+    size = [batch, heads, queries, value_dim]
+    return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, stride=stride)
+
+
+@register_lowering(torch.ops.bi_inductor.attention_lse.default, type_promotion_kind=None)
+def attention_lse(
+    q: TensorBox, k: TensorBox, mask: TensorBox | None = None, is_causal: bool = False, scale: float | None = None
+) -> TensorBox:
+    """Logarithm of each row's sum of exponentials, [batch, heads, queries]."""
+
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        k_operand = t["k"]
+        assert k_operand is not None
+        v = Operand(k_operand.pointer, (*k_operand.size[:3], 0), k_operand.stride)
+        values = attention_kernel.arguments(t["q"], t["k"], v, t["mask"], _mask_kind(mask), is_causal, _scale(q, scale))
+        return {**values, "lse": out.pointer}
+
+    accumulator = torch.float64 if q.get_dtype() == torch.float64 else torch.float32
+    inputs = {"q": _rows(q), "k": _rows(k), "mask": mask}
+    size = list(q.get_size())[:3]
+    return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, out_dtype=accumulator)

@@ -1,0 +1,189 @@
+// Lane sums of 128 lanes: the sum behind every reduction, norm and softmax denominator.
+//
+// Numerics: term i goes to lane i mod 128, each lane adds its terms in ascending order, the lanes fold by halves, and a final
+// +0 turns -0 into +0. Rows and columns below are two schedules of that one expression, so they give the same bits.
+// docs/numerics.md section 2 is the definition.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "vector.h"
+
+namespace bi {
+
+constexpr int64_t sum_lanes = 128;
+
+// Tag in place of a lane count: all eight lanes of a vector are in use. One generic lambda then serves the body of a row
+// (Full) and its last, partial vector (a count).
+struct Full {};
+
+template <class A, class T>
+BI_INLINE Vec<A> load(const T* p, Full, A = 0) {
+  return Vec<A>::load(p);
+}
+template <class A, class T>
+BI_INLINE Vec<A> load(const T* p, int64_t count, A other = 0) {
+  return Vec<A>::load(p, count, other);
+}
+template <class A, class T>
+BI_INLINE void store(Vec<A> x, T* p, Full) {
+  x.store(p);
+}
+template <class A, class T>
+BI_INLINE void store(Vec<A> x, T* p, int64_t count) {
+  x.store(p, count);
+}
+// The first `count` lanes of x, +0 in the rest. A partial vector's unused lanes hold arithmetic on padding, which may be NaN
+// (inf - inf), and must not reach a lane of the sum.
+template <class A>
+BI_INLINE Vec<A> first_lanes(Vec<A> x, Full) {
+  return x;
+}
+template <class A>
+BI_INLINE Vec<A> first_lanes(Vec<A> x, int64_t count) {
+  A lane[8];
+  x.store(lane);
+  return Vec<A>::load(lane, count);
+}
+
+// Calls body(i, Full()) for each whole vector of 0..n and body(i, count) for the rest, if any.
+template <class Body>
+BI_INLINE void for_each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) body(i, Full());
+  if (i < n) body(i, n - i);
+}
+
+// Uninitialised memory of the calling thread that grows and is reused; one buffer for each (type, slot).
+template <class T, int slot = 0>
+inline T* scratch(int64_t count) {
+  static thread_local std::unique_ptr<T[]> buffer;
+  static thread_local int64_t capacity = 0;
+  if (count > capacity) {
+    buffer.reset(new T[size_t(count)]);
+    capacity = count;
+  }
+  return buffer.get();
+}
+
+// Vectors whose lanes are accumulated at one time: eight registers, enough to hide the latency of an addition and few enough
+// to leave room for the operands.
+template <class A>
+constexpr int accumulators = sizeof(A) == 4 ? 8 : 4;
+
+// Adds terms 0..n to the 16 vectors of lanes; term 0 belongs to lane 0. step(accumulator, i, count) returns the accumulator with the
+// terms i..i+8 (the first `count` of them) taken in.
+template <class A, class Step>
+BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
+  // A block is read once for each group of accumulators, so it has to fit the first-level cache.
+  constexpr int64_t block = 32 * sum_lanes;
+  constexpr int group = accumulators<A>;
+  const int64_t whole = n - n % sum_lanes;
+  for (int64_t begin = 0; begin < whole; begin += block) {
+    const int64_t end = std::min(begin + block, whole);
+    for (int first = 0; first < 16; first += group) {
+      Vec<A> accumulator[group];
+      for (int j = 0; j < group; j++) accumulator[j] = lanes[first + j];
+      for (int64_t i = begin + 8 * first; i < end; i += sum_lanes) {
+#pragma GCC unroll 8
+        for (int j = 0; j < group; j++) accumulator[j] = step(accumulator[j], i + 8 * j, Full());
+      }
+      for (int j = 0; j < group; j++) lanes[first + j] = accumulator[j];
+    }
+  }
+  for_each_vector(n - whole, [&](int64_t i, auto count) __attribute__((always_inline)) {
+    lanes[i / 8] = step(lanes[i / 8], whole + i, count);
+  });
+}
+
+// The lane sum of n terms; see accumulate_lanes for `step`.
+template <class A, class Step>
+BI_INLINE A lane_sum(int64_t n, const Step& step) {
+  Vec<A> lanes[16];
+  if (n < sum_lanes) {
+    // Lanes without a term are +0 and adding +0 to a lane changes nothing, so only the vectors in use are folded.
+    int used = 0;
+    for_each_vector(n, [&](int64_t i, auto count) __attribute__((always_inline)) {
+      lanes[used++] = step(Vec<A>::zero(), i, count);
+    });
+    if (used == 0) return A(0);
+    int width = 1;
+    while (width < used) width *= 2;
+    for (int half = width / 2; half >= 1; half /= 2)
+      for (int j = 0; j < half; j++)
+        if (j + half < used) lanes[j] = lanes[j] + lanes[j + half];
+    return fold_lanes<1>(lanes);
+  }
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  accumulate_lanes(lanes, n, step);
+  return fold_lanes<16>(lanes);
+}
+
+// Steps of the two sums that most ops need: x, and the squares of x - center.
+template <class A, class T>
+BI_INLINE A sum_row(int64_t n, const T* x) {
+  return lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    return accumulator + load<A>(x + i, count);
+  });
+}
+template <class A, class T>
+BI_INLINE A sum_squares_row(int64_t n, const T* x, A center) {
+  const Vec<A> c = Vec<A>::fill(center);
+  return lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    const Vec<A> deviation = first_lanes(load<A>(x + i, count) - c, count);
+    return fma(deviation, deviation, accumulator);
+  });
+}
+
+constexpr int64_t column_block = 256;
+
+// Lane sums of up to column_block neighbouring columns at once, the fold by halves walked depth first: the sum of the lanes congruent to
+// `lane` modulo `stride` is the sum of the two residues modulo 2 * stride. Every level needs one row of accumulators, so that all of
+// them stay in the first-level cache however many terms there are, and rows are read in runs long enough for the prefetcher.
+//
+// step(accumulator, i, c, count) returns the accumulator of columns c..c+8 (`count` of them) with their term i taken in. `result` and
+// `spare` (7 * column_block) are padded to whole vectors.
+template <class A, class Step>
+void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t stride, const Step& step, A* result, A* spare) {
+  const Vec<A> zero = Vec<A>::zero();
+  if (n <= sum_lanes && lane + 3 * stride < n && lane + 4 * stride >= n) {  // four lanes of one term each
+    for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+      const Vec<A> even = step(zero, lane, c, count) + step(zero, lane + 2 * stride, c, count);
+      const Vec<A> odd = step(zero, lane + stride, c, count) + step(zero, lane + 3 * stride, c, count);
+      (even + odd).store(result + c);
+    });
+    return;
+  }
+  if (stride >= sum_lanes || lane + stride >= n) {  // one lane
+    int64_t i = lane;
+    for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+      step(zero, i, c, count).store(result + c);
+    });
+    for (i += sum_lanes; i + 3 * sum_lanes < n; i += 4 * sum_lanes)
+      for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+        Vec<A> accumulator = Vec<A>::load(result + c);
+#pragma GCC unroll 4
+        for (int64_t k = 0; k < 4; k++) accumulator = step(accumulator, i + k * sum_lanes, c, count);
+        accumulator.store(result + c);
+      });
+    for (; i < n; i += sum_lanes)
+      for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+        step(Vec<A>::load(result + c), i, c, count).store(result + c);
+      });
+    return;
+  }
+  fold_columns(n, columns, lane, 2 * stride, step, result, spare);
+  fold_columns(n, columns, lane + stride, 2 * stride, step, spare, spare + column_block);
+  for (int64_t c = 0; c < columns; c += 8) (Vec<A>::load(result + c) + Vec<A>::load(spare + c)).store(result + c);
+}
+
+// result[c] = the lane sum of n >= 1 terms of column c; see fold_columns for `step`. `result` holds column_block elements.
+template <class A, class Step>
+inline void column_sums(int64_t n, int64_t columns, const Step& step, A* result) {
+  A spare[7 * column_block];
+  fold_columns(n, columns, int64_t(0), int64_t(1), step, result, spare);
+  for (int64_t c = 0; c < columns; c++) result[c] = result[c] + A(0);
+}
+
+}  // namespace bi

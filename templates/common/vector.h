@@ -1,0 +1,452 @@
+// Eight virtual lanes of float or double, the same bits on every instruction set.
+//
+// Numerics: every operation is one IEEE operation per lane, rounded to nearest-even; fma has one rounding; nothing is contracted or
+// reassociated (build with -ffp-contract=off -fsigned-zeros). AVX2 machines use intrinsics, all others plain loops over the lanes.
+// docs/numerics.md sections 1, 2 and 5 define what the sums and exp below compute.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define BI_AVX2 1
+#else
+#define BI_AVX2 0
+#endif
+
+#define BI_INLINE inline __attribute__((always_inline))
+
+namespace bi {
+
+// Storage types of the 16-bit formats. Plain bits: these headers know no torch type.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+template <class T>
+struct Accumulator {
+  using type = float;
+};
+template <>
+struct Accumulator<double> {
+  using type = double;
+};
+template <class T>
+using accumulator_t = typename Accumulator<T>::type;
+
+BI_INLINE uint32_t float_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+BI_INLINE float float_from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+BI_INLINE float widen(float value) { return value; }
+BI_INLINE double widen(double value) { return value; }
+BI_INLINE float widen(BFloat16 value) { return float_from_bits(uint32_t(value.bits) << 16); }
+BI_INLINE float widen(Half value) {
+#if BI_AVX2
+  return _cvtsh_ss(value.bits);
+#else
+  const uint32_t sign = uint32_t(value.bits & 0x8000) << 16;
+  const uint32_t magnitude = value.bits & 0x7fff;
+  if (magnitude >= 0x7c00) return float_from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  if (magnitude >= 0x400) return float_from_bits(sign | (magnitude << 13) + (112u << 23));
+  // Subnormal: an exact multiple of 2^-24.
+  const float scaled = float(magnitude) * 0x1p-24f;
+  return float_from_bits(sign | float_bits(scaled));
+#endif
+}
+
+// Rounds to nearest-even; NaN becomes a quiet NaN.
+BI_INLINE void narrow(float value, float* out) { *out = value; }
+BI_INLINE void narrow(double value, double* out) { *out = value; }
+BI_INLINE void narrow(float value, BFloat16* out) {
+  const uint32_t bits = float_bits(value);
+  out->bits = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+BI_INLINE void narrow(float value, Half* out) {
+#if BI_AVX2
+  out->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const uint32_t bits = float_bits(value);
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) {
+    out->bits = 0x7e00;
+  } else if (magnitude >= 0x477ff000) {  // rounds to 65536 or beyond
+    out->bits = sign | 0x7c00;
+  } else if (magnitude < 0x38800000) {  // subnormal: the addition rounds to a multiple of 2^-24
+    const float rounded = float_from_bits(magnitude) + 0.5f;
+    out->bits = sign | uint16_t(float_bits(rounded) - 0x3f000000);
+  } else {
+    out->bits = sign | uint16_t((magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13);
+  }
+#endif
+}
+
+template <class A>
+struct Vec;
+
+#if BI_AVX2
+
+template <>
+struct Vec<float> {
+  static constexpr int size = 8;
+  __m256 v;
+  static BI_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
+  static BI_INLINE Vec fill(float value) { return {_mm256_set1_ps(value)}; }
+  static BI_INLINE __m256i tail_mask(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static BI_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static BI_INLINE Vec load(const BFloat16* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+  }
+  static BI_INLINE Vec load(const Half* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+  // The first `count` (0..8) lanes from memory, `other` in the rest; never reads past `count`.
+  static BI_INLINE Vec load(const float* p, int64_t count, float other = 0) {
+    const __m256i mask = tail_mask(count);
+    return {_mm256_blendv_ps(_mm256_set1_ps(other), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask))};
+  }
+  template <class T>
+  static BI_INLINE Vec load(const T* p, int64_t count, float other = 0) {
+    T padded[8];
+    std::memset(padded, 0, sizeof(padded));
+    std::memcpy(padded, p, size_t(count) * sizeof(T));
+    const __m256 mask = _mm256_castsi256_ps(tail_mask(count));
+    return {_mm256_blendv_ps(_mm256_set1_ps(other), load(padded).v, mask)};
+  }
+  BI_INLINE void store(float* p) const { _mm256_storeu_ps(p, v); }
+  BI_INLINE void store(BFloat16* p) const {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+    const __m128i low = _mm256_castsi256_si128(rounded), high = _mm256_extracti128_si256(rounded, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
+  }
+  BI_INLINE void store(Half* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  BI_INLINE void store(float* p, int64_t count) const { _mm256_maskstore_ps(p, tail_mask(count), v); }
+  template <class T>
+  BI_INLINE void store(T* p, int64_t count) const {
+    T full[8];
+    store(full);
+    std::memcpy(p, full, size_t(count) * sizeof(T));
+  }
+  friend BI_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+  friend BI_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+  friend BI_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+  friend BI_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+  friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  // Exact maximum; NaN in either operand gives NaN.
+  friend BI_INLINE Vec maximum(Vec a, Vec b) {
+    const __m256 nan = _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q);  // maxps already returns b when either is NaN
+    return {_mm256_blendv_ps(_mm256_max_ps(a.v, b.v), a.v, nan)};
+  }
+  // a > b ? a : b, so a NaN in a is dropped and one in b is kept.
+  friend BI_INLINE Vec larger(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+  // Lane j of the result is lane j + half of the first 2 * half lanes added to lane j; lanes from half on are unspecified.
+  BI_INLINE Vec fold_half(int half) const {
+    const __m256 moved = half == 4   ? _mm256_permute2f128_ps(v, v, 0x11)
+                         : half == 2 ? _mm256_permute_ps(v, 0xEE)
+                                     : _mm256_permute_ps(v, 0x55);
+    return {_mm256_add_ps(v, moved)};
+  }
+  BI_INLINE float first() const { return _mm256_cvtss_f32(v); }
+};
+
+template <>
+struct Vec<double> {
+  static constexpr int size = 8;
+  __m256d lo, hi;
+  static BI_INLINE Vec zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+  static BI_INLINE Vec fill(double value) { return {_mm256_set1_pd(value), _mm256_set1_pd(value)}; }
+  static BI_INLINE Vec load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+  static BI_INLINE Vec load(const double* p, int64_t count, double other = 0) {
+    double padded[8];
+    for (int i = 0; i < 8; i++) padded[i] = i < count ? p[i] : other;
+    return load(padded);
+  }
+  BI_INLINE void store(double* p) const {
+    _mm256_storeu_pd(p, lo);
+    _mm256_storeu_pd(p + 4, hi);
+  }
+  BI_INLINE void store(double* p, int64_t count) const {
+    double full[8];
+    store(full);
+    std::memcpy(p, full, size_t(count) * sizeof(double));
+  }
+  friend BI_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
+  friend BI_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
+  friend BI_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_pd(a.lo, b.lo), _mm256_mul_pd(a.hi, b.hi)}; }
+  friend BI_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_pd(a.lo, b.lo), _mm256_div_pd(a.hi, b.hi)}; }
+  friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm256_fmadd_pd(a.lo, b.lo, c.lo), _mm256_fmadd_pd(a.hi, b.hi, c.hi)};
+  }
+  static BI_INLINE __m256d max4(__m256d a, __m256d b) {
+    return _mm256_blendv_pd(_mm256_max_pd(a, b), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q));
+  }
+  friend BI_INLINE Vec maximum(Vec a, Vec b) { return {max4(a.lo, b.lo), max4(a.hi, b.hi)}; }
+  friend BI_INLINE Vec larger(Vec a, Vec b) { return {_mm256_max_pd(a.lo, b.lo), _mm256_max_pd(a.hi, b.hi)}; }
+  BI_INLINE Vec fold_half(int half) const {
+    if (half == 4) return {_mm256_add_pd(lo, hi), hi};
+    const __m256d moved = half == 2 ? _mm256_permute2f128_pd(lo, lo, 0x11) : _mm256_permute_pd(lo, 0x5);
+    return {_mm256_add_pd(lo, moved), hi};
+  }
+  BI_INLINE double first() const { return _mm256_cvtsd_f64(lo); }
+};
+
+#else
+
+template <class A>
+struct Vec {
+  static constexpr int size = 8;
+  A v[8];
+  template <class F>
+  static BI_INLINE Vec map(F f) {
+    Vec r;
+    for (int i = 0; i < 8; i++) r.v[i] = f(i);
+    return r;
+  }
+  static BI_INLINE Vec zero() { return fill(A(0)); }
+  static BI_INLINE Vec fill(A value) {
+    return map([&](int) { return value; });
+  }
+  template <class T>
+  static BI_INLINE Vec load(const T* p) {
+    return map([&](int i) { return widen(p[i]); });
+  }
+  template <class T>
+  static BI_INLINE Vec load(const T* p, int64_t count, A other = 0) {
+    return map([&](int i) { return i < count ? widen(p[i]) : other; });
+  }
+  template <class T>
+  BI_INLINE void store(T* p) const {
+    for (int i = 0; i < 8; i++) narrow(v[i], p + i);
+  }
+  template <class T>
+  BI_INLINE void store(T* p, int64_t count) const {
+    for (int i = 0; i < count; i++) narrow(v[i], p + i);
+  }
+  friend BI_INLINE Vec operator+(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  friend BI_INLINE Vec operator-(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  friend BI_INLINE Vec operator*(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  friend BI_INLINE Vec operator/(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return map([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+  }
+  friend BI_INLINE Vec maximum(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] != a.v[i] || a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  friend BI_INLINE Vec larger(Vec a, Vec b) {
+    return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  BI_INLINE Vec fold_half(int half) const {
+    return map([&](int i) { return i < half ? v[i] + v[i + half] : v[i]; });
+  }
+  BI_INLINE A first() const { return v[0]; }
+};
+
+#endif
+
+// Fold by halves (docs/numerics.md section 2, steps 2 and 3) of 8 * count lanes held as `count` (a power of two) vectors.
+template <int count, class A>
+BI_INLINE A fold_lanes(const Vec<A>* lanes) {
+  Vec<A> partial[count];
+  for (int i = 0; i < count; i++) partial[i] = lanes[i];
+  for (int half = count / 2; half >= 1; half /= 2)
+    for (int i = 0; i < half; i++) partial[i] = partial[i] + partial[i + half];
+  return partial[0].fold_half(4).fold_half(2).fold_half(1).first() + A(0);
+}
+
+// Exact maximum of the eight lanes, NaN if any is NaN.
+template <class A>
+BI_INLINE A max_lanes(Vec<A> x) {
+  A lane[8];
+  x.store(lane);
+  A result = lane[0];
+  for (int i = 1; i < 8; i++) result = result != result || result > lane[i] ? result : lane[i];
+  return result;
+}
+
+// exp32 and exp64 of docs/numerics.md section 5, one lane: also the scalar spelling that other instruction sets loop over.
+inline float exp_lane(float x) {
+  if (x != x) return x;
+  if (x < -87.33654f) return 0.0f;
+  if (x > 88.37626f) return std::numeric_limits<float>::infinity();
+  const float k = std::nearbyint(x * 1.44269504088896341f);
+  float r = std::fma(k, -0.693359375f, x);
+  r = std::fma(k, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = std::fma(p, r, c);
+  p = std::fma(p, r * r, r + 1.0f);
+  const int exponent = int(k);
+  if (exponent == 128) return p * 0x1p127f * 2.0f;
+  return p * float_from_bits(uint32_t(exponent + 127) << 23);
+}
+
+inline double exp_lane(double x) {
+  static constexpr double coefficient[14] = {1.0,
+                                             1.0,
+                                             1.0 / 2,
+                                             1.0 / 6,
+                                             1.0 / 24,
+                                             1.0 / 120,
+                                             1.0 / 720,
+                                             1.0 / 5040,
+                                             1.0 / 40320,
+                                             1.0 / 362880,
+                                             1.0 / 3628800,
+                                             1.0 / 39916800,
+                                             1.0 / 479001600,
+                                             1.0 / 6227020800.0};
+  if (x != x) return x;
+  if (x < -708.39) return 0.0;
+  if (x > 709.78) return std::numeric_limits<double>::infinity();
+  const double k = std::nearbyint(x * 1.4426950408889634);
+  double r = std::fma(k, -0x1.62e42fefa39efp-1, x);
+  r = std::fma(k, -0x1.abc9e3b39803fp-56, r);
+  double p = coefficient[13];
+  for (int j = 12; j >= 0; j--) p = std::fma(p, r, coefficient[j]);
+  const int64_t exponent = int64_t(k);
+  if (exponent == 1024) return p * 0x1p1023 * 2.0;
+  const uint64_t bits = uint64_t(exponent + 1023) << 52;
+  double scale;
+  std::memcpy(&scale, &bits, 8);
+  return p * scale;
+}
+
+template <class A>
+BI_INLINE Vec<A> exp(Vec<A> x) {
+  A lane[8];
+  x.store(lane);
+  for (int i = 0; i < 8; i++) lane[i] = exp_lane(lane[i]);
+  return Vec<A>::load(lane);
+}
+
+#if BI_AVX2
+template <>
+BI_INLINE Vec<float> exp(Vec<float> x) {
+  const __m256 low = _mm256_set1_ps(-87.33654f), high = _mm256_set1_ps(88.37626f);
+  // minps/maxps return the second operand when one is NaN; lanes with NaN are restored at the end.
+  const __m256 clamped = _mm256_min_ps(_mm256_max_ps(x.v, low), high);
+  const __m256 k = _mm256_round_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(1.44269504088896341f)),
+                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256 r = _mm256_fmadd_ps(k, _mm256_set1_ps(-0.693359375f), clamped);
+  r = _mm256_fmadd_ps(k, _mm256_set1_ps(2.12194440e-4f), r);
+  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+  // k <= 127 here: 88.37626 * log2(e) rounds to 127 or 128; 128 takes the two-step scaling.
+  const __m256i exponent = _mm256_cvtps_epi32(k);
+  const __m256i capped = _mm256_min_epi32(exponent, _mm256_set1_epi32(127));
+  const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(capped, _mm256_set1_epi32(127)), 23));
+  __m256 result = _mm256_mul_ps(p, scale);
+  const __m256 top = _mm256_castsi256_ps(_mm256_cmpgt_epi32(exponent, _mm256_set1_epi32(127)));
+  result = _mm256_blendv_ps(result, _mm256_add_ps(result, result), top);
+  result = _mm256_andnot_ps(_mm256_cmp_ps(x.v, low, _CMP_LT_OQ), result);
+  result = _mm256_blendv_ps(result, _mm256_set1_ps(std::numeric_limits<float>::infinity()), _mm256_cmp_ps(x.v, high, _CMP_GT_OQ));
+  return {_mm256_blendv_ps(result, x.v, _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q))};
+}
+#endif
+
+// exp for x <= 0 or NaN: the bits of exp there, without the work for large x.
+template <class A>
+BI_INLINE Vec<A> exp_nonpositive(Vec<A> x) {
+  return exp(x);
+}
+
+#if BI_AVX2
+template <>
+BI_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
+  const __m256 low = _mm256_set1_ps(-87.33654f);
+  const __m256 clamped = _mm256_max_ps(low, x.v);  // maxps returns the second operand when it is NaN
+  const __m256 k = _mm256_round_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(1.44269504088896341f)),
+                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256 r = _mm256_fmadd_ps(k, _mm256_set1_ps(-0.693359375f), clamped);
+  r = _mm256_fmadd_ps(k, _mm256_set1_ps(2.12194440e-4f), r);
+  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127));
+  const __m256 result = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, low, _CMP_LT_OQ), result)};
+}
+
+BI_INLINE __m256d exp_nonpositive_pd(__m256d x) {
+  constexpr double reciprocal_factorial[13] = {1.0,         1.0,          1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
+                                               1.0 / 5040,  1.0 / 40320,  1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+  const __m256d low = _mm256_set1_pd(-708.39);
+  const __m256d clamped = _mm256_max_pd(low, x);
+  const __m256d k = _mm256_round_pd(_mm256_mul_pd(clamped, _mm256_set1_pd(1.4426950408889634)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256d r = _mm256_fmadd_pd(k, _mm256_set1_pd(-0x1.62e42fefa39efp-1), clamped);
+  r = _mm256_fmadd_pd(k, _mm256_set1_pd(-0x1.abc9e3b39803fp-56), r);
+  __m256d p = _mm256_set1_pd(1.0 / 6227020800.0);
+#pragma GCC unroll 13
+  for (int j = 12; j >= 0; j--) p = _mm256_fmadd_pd(p, r, _mm256_set1_pd(reciprocal_factorial[j]));
+  const __m256i exponent = _mm256_cvtepi32_epi64(_mm_add_epi32(_mm256_cvtpd_epi32(k), _mm_set1_epi32(1023)));
+  const __m256d result = _mm256_mul_pd(p, _mm256_castsi256_pd(_mm256_slli_epi64(exponent, 52)));
+  return _mm256_andnot_pd(_mm256_cmp_pd(x, low, _CMP_LT_OQ), result);
+}
+template <>
+BI_INLINE Vec<double> exp_nonpositive(Vec<double> x) {
+  return {exp_nonpositive_pd(x.lo), exp_nonpositive_pd(x.hi)};
+}
+#endif
+
+// Splits `total` units of work over threads in contiguous ranges; `unit_cost` is the work of one unit in element operations.
+// Small work stays on the calling thread: entering a parallel region costs microseconds. Only outputs are split, never a sum.
+template <class F>
+inline void parallel_for(int64_t total, double unit_cost, int threads, const F& body) {
+  constexpr double grain = 16384;
+  int64_t wanted = int64_t(double(total) * unit_cost / grain);
+  if (wanted > total) wanted = total;
+  if (wanted > threads) wanted = threads;
+  if (wanted <= 1) {
+    if (total > 0) body(int64_t(0), total);
+    return;
+  }
+#pragma omp parallel for num_threads(int(wanted)) schedule(static, 1)
+  for (int64_t part = 0; part < wanted; part++) {
+    const int64_t begin = total * part / wanted, end = total * (part + 1) / wanted;
+    if (begin < end) body(begin, end);
+  }
+}
+
+}  // namespace bi

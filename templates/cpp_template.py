@@ -1,0 +1,200 @@
+"""Inductor templates that call a kernel of the library: one class serves every op.
+
+Inductor internals, checked in torch 2.13.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel (def_kernel, args,
+rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once, TemplateBuffer.allow_epilogue_fusion, cpp_utils.cexpr_index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import config, ir
+from torch._inductor.codegen.cpp_template import CppTemplate
+from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
+from torch._inductor.codegen.cpp_utils import cexpr_index
+from torch._inductor.utils import parallel_num_threads
+from torch._inductor.virtualized import V
+
+from bi_inductor.templates.library import DTYPES, Kernel, Parameter
+from bi_inductor.templates.operand import Address, Operand
+
+Arguments = Callable[[dict[str, Operand | None], Operand], dict[str, Any]]
+
+# The generated code only passes these pointers on, so it does without torch's headers, which take longer to compile than the call.
+OPAQUE_ELEMENTS = """\
+#include <cstdint>
+#include <type_traits>
+#include <stdexcept>
+namespace at {
+struct BFloat16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+}  // namespace at
+"""
+
+
+def realized(node: ir.TensorBox) -> ir.IRNode:
+    """``node`` as a buffer or a strided view of one; its layout no longer changes."""
+    result = ir.ExternKernel.realize_input(node)
+    result.freeze_layout()
+    return result
+
+
+def contiguous(node: ir.TensorBox) -> ir.TensorBox:
+    """``node`` in row-major order; copies when it is not."""
+    return ir.ExternKernel.require_contiguous(node)
+
+
+class KernelTemplate(CppTemplate):
+    """One call of a library kernel as an Inductor template.
+
+    Args:
+        kernel: the kernel to call.
+        dtype: the dtype it is instantiated for.
+        inputs: realized input nodes by parameter name; None passes a null pointer.
+        layout: layout of the output.
+        arguments: builds the kernel's arguments from the operands.
+    """
+
+    renders_epilogue = False
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        dtype: torch.dtype,
+        inputs: dict[str, ir.IRNode | None],
+        layout: ir.Layout,
+        arguments: Arguments,
+    ) -> None:
+        nodes = [node for node in inputs.values() if node is not None]
+        super().__init__(f"bi_{kernel.name}", nodes, layout, parallel_num_threads())
+        self.library_kernel = kernel
+        self.kernel_dtype = dtype
+        self.inputs = inputs
+        self.arguments = arguments
+
+    def render(  # type: ignore[override]  # the base takes only keyword arguments
+        self,
+        kernel: CppTemplateKernel,
+        template_buffer_node: ir.CppTemplateBuffer | None = None,
+        flag_template_buffer_has_other_users: bool | None = None,
+        epilogue_nodes: Sequence[ir.IRNode] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The C++ of the call. Raises AssertionError when Inductor hands over an epilogue: only matmul renders those."""
+        assert not epilogue_nodes, f"{self.name} renders no epilogue"
+        output = self.output_node if template_buffer_node is None else template_buffer_node
+        signature = self.signature(kernel, output)
+        body = self.call(kernel, output)
+        symbol = self.library_kernel.symbol(self.kernel_dtype)
+        if template_buffer_node is not None:
+            # generate() renders once more before there is a wrapper, for a benchmark that never runs.
+            V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
+            V.graph.wrapper_code.add_import_once(
+                "bi_inductor.templates.library.load_for_graph"
+                f"({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
+            )
+        return "\n".join(
+            [
+                OPAQUE_ELEMENTS,
+                self.library_kernel.declaration(self.kernel_dtype),
+                'extern "C"',
+                signature,
+                "{",
+                *("  " + line for line in body),
+                "}",
+                "",
+            ]
+        )
+
+    def signature(self, kernel: CppTemplateKernel, output: ir.Buffer) -> str:
+        """Declares the buffers to Inductor; a buffer that is several operands (q, k, v of one projection) is one argument."""
+        buffers: dict[str, ir.Buffer] = {}
+        offsets = []
+        for node in self.input_nodes:
+            if all(node.get_name() != other.get_name() for other in buffers.values()):
+                buffers[f"in{len(buffers)}"] = node
+            offsets.append(sympy.sympify(node.get_layout().offset))
+            offsets.extend(sympy.sympify(size) for size in (*node.get_size(), *node.get_stride()))
+        definition: str = kernel.def_kernel(inputs=buffers, outputs={"out": output}, extra_sizevars=offsets)
+        return definition
+
+    def call(self, kernel: CppTemplateKernel, output: ir.Buffer) -> list[str]:
+        """The statements that call the library kernel."""
+        operands = {name: None if node is None else self.operand(kernel, node) for name, node in self.inputs.items()}
+        values = self.arguments(operands, self.operand(kernel, output, is_output=True))
+        values["threads"] = sympy.Integer(parallel_num_threads())
+        statements, arguments = [], []
+        for name, kind in self.library_kernel.parameters:
+            value = values[name]
+            if kind is Parameter.SIZES:
+                sizes = ", ".join(self.expression(kernel, size) for size in value) or "0"
+                statements.append(f"const int64_t {name}[] = {{{sizes}}};")
+                arguments.append(name)
+            elif value is None:
+                arguments.append("nullptr")
+            elif isinstance(value, Address):
+                offset = self.expression(kernel, value.offset)
+                arguments.append(value.base if offset == "0L" else f"{value.base} + {offset}")
+            elif kind is Parameter.NUMBER:
+                arguments.append(c_number(float(value)))
+            else:
+                arguments.append(self.expression(kernel, value))
+        if config.cpp.dynamic_threads:
+            statements.append("const int64_t threads = omp_get_max_threads();")
+        return [*statements, f"{self.library_kernel.symbol(self.kernel_dtype)}({', '.join(arguments)});"]
+
+    def expression(self, kernel: CppTemplateKernel, value: Any) -> str:
+        """A size or stride as C++."""
+        text: str = cexpr_index(kernel.rename_indexing(sympy.sympify(value)))
+        return text
+
+    def operand(self, kernel: CppTemplateKernel, node: ir.Buffer, is_output: bool = False) -> Operand:
+        """The operand of a node, its address as C++ text."""
+        name = kernel.args.output(node.get_name()) if is_output else kernel.args.input(node.get_name())
+        layout = node.get_layout()
+        return Operand(Address(name, layout.offset), tuple(layout.size), tuple(layout.stride))
+
+
+def c_number(value: float) -> str:
+    """A double literal that reads back to the same bits."""
+    if value != value:
+        return "std::numeric_limits<double>::quiet_NaN()"
+    if value in (float("inf"), float("-inf")):
+        return ("-" if value < 0 else "") + "std::numeric_limits<double>::infinity()"
+    return value.hex()
+
+
+def lower(
+    kernel: Kernel,
+    dtype: torch.dtype,
+    inputs: dict[str, ir.TensorBox | None],
+    size: Sequence[Any],
+    arguments: Arguments,
+    *,
+    stride: Sequence[Any] | None = None,
+    out_dtype: torch.dtype | None = None,
+    template: type[KernelTemplate] = KernelTemplate,
+) -> ir.TensorBox:
+    """Adds a call of ``kernel`` to the graph being lowered and returns its output.
+
+    Args:
+        kernel: library kernel to call.
+        dtype: element dtype it is instantiated for.
+        inputs: tensors by parameter name, None for absent ones. Callers make them contiguous where the kernel needs it.
+        size: sizes of the output; ``stride`` its strides, row-major if None; ``out_dtype`` its dtype, ``dtype`` if None.
+        arguments: builds the kernel's arguments from the operands.
+    """
+    nodes = {name: None if node is None else realized(node) for name, node in inputs.items()}
+    device = next(node.get_device() for node in nodes.values() if node is not None)
+    layout = ir.FixedLayout(
+        device,
+        out_dtype or dtype,
+        [sympy.sympify(n) for n in size],
+        None if stride is None else [sympy.sympify(n) for n in stride],
+    )
+    result = template(kernel, dtype, nodes, layout, arguments).generate().output_node()
+    result.data.data.allow_epilogue_fusion = template.renders_epilogue
+    return result

@@ -1,0 +1,228 @@
+"""Builds and loads the C++ kernels, one shared library for each (kernel, dtype).
+
+A template's C++ is a plain header. It is instantiated once for each dtype under a C symbol whose name carries the hash of its source
+and is loaded with its symbols global, so that eager ops (through ctypes) and every compiled graph (through the dynamic linker) call the same
+machine code. A graph compiles only its own small call and epilogue, not the kernel again, and a cached graph can never meet an older kernel: the
+symbol would have another name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import functools
+import hashlib
+import re
+import threading
+from pathlib import Path
+
+import torch
+
+from bi_inductor.errors import CompilerError
+
+TEMPLATES = Path(__file__).parent
+
+# Restores what Inductor's default flags give up. The config value is pasted behind "-ffp-contract=" into the command line, which is the one
+# place where a flag can be added without patching (torch._inductor.cpp_builder._get_ffast_math_flags, checked in 2.13.0).
+STRICT_FLOATING_POINT = {"cpp.enable_floating_point_contract_flag": "off -fsigned-zeros"}
+
+
+class Parameter(enum.Enum):
+    """C type of a kernel parameter; ELEMENT and ACCUMULATOR depend on the dtype a kernel is built for."""
+
+    SIZE = "int64_t"
+    NUMBER = "double"
+    SIZES = "const int64_t*"
+    INPUT = "const {element}*"
+    OUTPUT = "{element}*"
+    STATISTICS = "{accumulator}*"
+    BYTES = "const void*"
+    EPILOGUE = "void (*)(void*, int64_t, int64_t, int64_t, int64_t, int64_t)"
+    CONTEXT = "void*"
+
+    @property
+    def ctype(self) -> type[ctypes.c_int64] | type[ctypes.c_double] | type[ctypes.c_void_p]:
+        if self is Parameter.SIZE:
+            return ctypes.c_int64
+        if self is Parameter.NUMBER:
+            return ctypes.c_double
+        return ctypes.c_void_p
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """How a torch dtype is called in kernel headers and in Inductor's generated code."""
+
+    name: str
+    element: str
+    accumulator: str
+
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType("float32", "float", "float"),
+    torch.float64: DType("float64", "double", "double"),
+    torch.bfloat16: DType("bfloat16", "bi::BFloat16", "float"),
+    torch.float16: DType("float16", "bi::Half", "float"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel template: the function ``bi::<function><T>`` in ``<folder>/kernel.h`` and its parameters in order."""
+
+    folder: str
+    function: str
+    parameters: tuple[tuple[str, Parameter], ...]
+
+    @property
+    def name(self) -> str:
+        return self.function
+
+    @functools.cache  # noqa: B019  # kernels live as long as the process
+    def symbol(self, dtype: torch.dtype) -> str:
+        """The C symbol of the instantiation for ``dtype``; it names the content of the source."""
+        digest = hashlib.sha256(self._source(dtype, "SYMBOL").encode()).hexdigest()[:12]
+        return f"bi_{self.function}_{DTYPES[dtype].name}_{digest}"
+
+    def declaration(self, dtype: torch.dtype) -> str:
+        """The ``extern "C"`` declaration for code that calls the instantiation; 16-bit elements are opaque there."""
+        types = ", ".join(
+            "const void*" if kind is Parameter.INPUT else "void*" if "{" in kind.value else kind.value
+            for _, kind in self.parameters
+        )
+        return f'extern "C" void {self.symbol(dtype)}({types});'
+
+    def source(self, dtype: torch.dtype) -> str:
+        """The C++ source of the instantiation, self-contained: our own headers are inlined."""
+        return self._source(dtype, self.symbol(dtype))
+
+    def _source(self, dtype: torch.dtype, symbol: str) -> str:
+        names = DTYPES[dtype]
+        parameters, arguments = [], []
+        for name, kind in self.parameters:
+            ctype = kind.value.format(element=names.element, accumulator=names.accumulator)
+            if kind is Parameter.EPILOGUE:
+                parameters.append(ctype.replace("(*)", f"(*{name})"))
+            elif kind in (Parameter.INPUT, Parameter.OUTPUT, Parameter.STATISTICS):
+                parameters.append(("const void* " if kind is Parameter.INPUT else "void* ") + name)
+                arguments.append(f"static_cast<{ctype}>({name})")
+                continue
+            else:
+                parameters.append(f"{ctype} {name}")
+            arguments.append(name)
+        return "\n".join(
+            [
+                inline_header(TEMPLATES / self.folder / "kernel.h"),
+                f'extern "C" void {symbol}({", ".join(parameters)}) {{',
+                f"  bi::{self.function}<{names.element}>({', '.join(arguments)});",
+                "}",
+                "",
+            ]
+        )
+
+
+# Filled by the modules in templates/<op>/lowering.py.
+KERNELS: dict[str, Kernel] = {}
+
+
+def register_kernel(folder: str, function: str, parameters: dict[str, Parameter]) -> Kernel:
+    """Declares a kernel template so that graphs loaded from a cache find it by name."""
+    kernel = Kernel(folder, function, tuple(parameters.items()))
+    KERNELS[function] = kernel
+    return kernel
+
+
+@functools.cache
+def read_source(path: Path) -> str:
+    """A source file as it was when this process first read it: the hash in a cache key and the code compiled under it must be of one text."""
+    return path.read_text()
+
+
+def inline_header(path: Path, seen: set[Path] | None = None) -> str:
+    """The text of ``path`` with every ``#include "..."`` replaced by that file's text, each file once."""
+    seen = set() if seen is None else seen
+    if path.resolve() in seen:
+        return ""
+    seen.add(path.resolve())
+    lines = []
+    for line in read_source(path.resolve()).splitlines():
+        include = re.match(r'\s*#include "(.+)"', line)
+        if include:
+            lines.append(inline_header(path.parent / include[1], seen))
+        elif line.strip() != "#pragma once":
+            lines.append(line)
+    return "\n".join(lines)
+
+
+_loading = threading.RLock()
+
+
+@functools.cache
+def _library(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
+    # torch._inductor.codecache.CppCodeCache.load(source) -> ctypes.CDLL, checked in torch 2.13.0. It keeps the library in Inductor's cache
+    # folder under a hash of source and flags, guards it with a file lock, and finds the compiler as Inductor does.
+    from torch._inductor import config
+    from torch._inductor.codecache import CppCodeCache
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    try:
+        with config.patch(STRICT_FLOATING_POINT):
+            library = CppCodeCache.load(kernel.source(dtype), "cpu", needs_vec_isa=True)
+    except InvalidCxxCompiler as error:
+        raise CompilerError(
+            "backend 'batch_invariant' found no C++ compiler. Install g++ (Debian and Ubuntu: apt-get install g++) or name one in the "
+            f"environment variable CXX. Tried: {config.cpp.cxx}"
+        ) from error
+    except CppCompileError as error:
+        raise CompilerError(
+            f"the C++ compiler failed on kernel {kernel.name!r} for {dtype}: {error}. It needs C++17 and OpenMP (g++ 11 or newer)."
+        ) from error
+    # Loading a second time with RTLD_GLOBAL makes the symbols visible to the libraries of compiled graphs.
+    return ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)
+
+
+def load(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
+    """Builds (if no cache has it) and loads the instantiation of ``kernel`` for ``dtype``.
+
+    Raises:
+        CompilerError: no C++ compiler, or it failed.
+    """
+    with _loading:
+        return _library(kernel, dtype)
+
+
+def load_for_graph(function: str, dtype_name: str, symbol: str) -> None:
+    """Called by the generated code of a compiled graph before its kernels are loaded, also when it comes from a cache.
+
+    Raises:
+        CompilerError: the graph was compiled for another version of the kernel.
+    """
+    from bi_inductor.templates import register_kernels
+
+    register_kernels()
+    kernel = KERNELS[function]
+    dtype = next(dtype for dtype, names in DTYPES.items() if names.name == dtype_name)
+    if kernel.symbol(dtype) != symbol:
+        raise CompilerError(
+            f"a compiled graph needs {symbol}, but this version of bi_inductor has {kernel.symbol(dtype)}. "
+            "Compile the model again (the saved artifact belongs to another version)."
+        )
+    load(kernel, dtype)
+
+
+def call(kernel: Kernel, dtype: torch.dtype, arguments: dict[str, object]) -> None:
+    """Calls the instantiation from Python: tensors pass their data pointer, sequences of sizes an int64 array, None a null pointer."""
+    values: list[object] = []
+    for name, kind in kernel.parameters:
+        value = arguments[name]
+        if isinstance(value, torch.Tensor):
+            values.append(ctypes.c_void_p(value.data_ptr()))
+        elif kind is Parameter.SIZES:
+            sizes = [int(size) for size in value]  # type: ignore[attr-defined]  # a sequence, by the kind of the parameter
+            values.append((ctypes.c_int64 * max(1, len(sizes)))(*sizes))
+        elif value is None:
+            values.append(ctypes.c_void_p(None))
+        else:
+            values.append(kind.ctype(value))  # type: ignore[arg-type]  # a number, by the kind of the parameter
+    getattr(load(kernel, dtype), kernel.symbol(dtype))(*values)

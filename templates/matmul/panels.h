@@ -1,0 +1,293 @@
+// Many rows against many columns: one lane at a time over tiles of rows x columns.
+//
+// Numerics: pass l runs the fma chain of lane l (k = l, l + 16, ...) for a whole tile of outputs; the sixteen partial tiles fold by
+// halves, + 0 at the end: the bits of lanes.h (docs/numerics.md sections 2 and 3). Operands are copied into panels in the order in
+// which the passes read them, [lane][step][row or column], step = k / 16, in the accumulation type, padded with zeros along K.
+#pragma once
+
+#include "../common/vector.h"
+#include "lanes.h"
+
+namespace bi {
+
+inline constexpr int panel_rows = 6;
+// Doubles take two registers a vector: 6 x 8 of them need as many accumulators as 6 x 16 floats.
+template <class A>
+inline constexpr int panel_columns = sizeof(A) == 4 ? 16 : 8;
+
+inline int64_t lane_steps(int64_t k) { return (k + matmul_lanes - 1) / matmul_lanes; }
+// Elements from one lane of a panel to the next. Never a power of two of cache lines: the sixteen lanes of a panel would fall into one
+// set of the cache. The slack of 16 also takes the overhang of the 8-wide stores in pack_vectors.
+inline int64_t lane_stride(int64_t width, int64_t steps) { return (width * steps + 15) / 16 * 16 + 16; }
+
+template <class A>
+BI_INLINE void transpose_eight(Vec<A>* rows) {
+  A in[8][8], out[8][8];
+  for (int i = 0; i < 8; i++) rows[i].store(in[i]);
+  for (int i = 0; i < 8; i++)
+    for (int j = 0; j < 8; j++) out[i][j] = in[j][i];
+  for (int i = 0; i < 8; i++) rows[i] = Vec<A>::load(out[i]);
+}
+
+#if BI_AVX2
+template <>
+BI_INLINE void transpose_eight(Vec<float>* rows) {
+  __m256 pairs[8], quads[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    rows[i].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+    rows[i + 4].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
+  }
+}
+#endif
+
+// Copies `count` <= 8 vectors of length k into a panel: element p of vector j goes to panel[(p mod 16) * lane + (p / 16) * width + j].
+// Stores are 8 wide: what hangs over `width` is overwritten by the next step or lands in the lane's slack.
+template <class T, class A>
+inline void pack_vectors(const T* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k, A* panel, int64_t width,
+                         int64_t lane) {
+  const int64_t padded = lane_steps(k) * matmul_lanes;
+  if (k_stride == 1) {
+    for (int64_t p = 0; p < padded; p += 8) {
+      const int64_t left = k - p;
+      Vec<A> block[8];
+      if (left >= 8 && count == 8) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) block[j] = Vec<A>::load(source + j * vector_stride + p);
+      } else {
+        for (int j = 0; j < 8; j++)
+          block[j] = j >= count || left <= 0 ? Vec<A>::zero()
+                     : left >= 8             ? Vec<A>::load(source + j * vector_stride + p)
+                                             : Vec<A>::load(source + j * vector_stride + p, left);
+      }
+      transpose_eight(block);
+      A* target = panel + (p % matmul_lanes) * lane + (p / matmul_lanes) * width;
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; j++) block[j].store(target + j * lane);
+    }
+    return;
+  }
+  for (int64_t p = 0; p < padded; p++) {
+    A* target = panel + (p % matmul_lanes) * lane + (p / matmul_lanes) * width;
+    const T* from = source + p * k_stride;
+    if (p >= k) {
+      Vec<A>::zero().store(target);
+    } else if (vector_stride == 1) {
+      (count == 8 ? Vec<A>::load(from) : Vec<A>::load(from, count)).store(target);
+    } else {
+      A row[8] = {};
+      for (int64_t j = 0; j < count; j++) row[j] = widen(from[j * vector_stride]);
+      Vec<A>::load(row).store(target);
+    }
+  }
+}
+
+// Sixteen passes fold by halves while they run: taken in the order 0, 8, 4, 12, 2, 10, ... (the lane number with its bits reversed),
+// a finished lane merges with as many stored partial tiles as its place in that order has trailing one bits.
+inline constexpr int fold_levels = 4;
+inline int lane_of_pass(int pass) { return (pass & 1) << 3 | (pass & 2) << 1 | (pass & 4) >> 1 | (pass & 8) >> 3; }
+inline constexpr int64_t partial_tile = panel_rows * 16;
+
+// One pass over one tile. a_lane: [steps][rows], b_lane: [steps][panel_columns], partial: fold_levels stored tiles.
+// The last pass writes the finished sums of `columns` columns.
+template <int rows, class A>
+BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, int64_t steps, int pass, A* partial, A* sums, int64_t sums_row,
+                         int64_t columns) {
+  constexpr int width = panel_columns<A>, vectors = width / 8;
+  Vec<A> accumulator[rows][vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i] = Vec<A>::zero();
+  for (int64_t s = 0; s < steps; s++) {
+    Vec<A> weight[vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+      weight[v] = Vec<A>::load(b_lane + s * width + 8 * v);
+      hold_in_register(weight[v]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+      const Vec<A> x = Vec<A>::fill(a_lane[s * rows + i]);
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) accumulator[i][v] = fma(x, weight[v], accumulator[i][v]);
+    }
+  }
+  int place = pass;
+  for (; place & 1; place >>= 1, partial += partial_tile) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++)
+      (&accumulator[0][0])[i] = (&accumulator[0][0])[i] + Vec<A>::load(partial + 8 * i);
+  }
+  if (pass != matmul_lanes - 1) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i].store(partial + 8 * i);
+    return;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+      const Vec<A> sum = accumulator[i][v] + Vec<A>::zero();
+      const int64_t left = columns - 8 * v;
+      if (left >= 8)
+        sum.store(sums + i * sums_row + 8 * v);
+      else if (left > 0)
+        sum.store(sums + i * sums_row + 8 * v, left);
+    }
+  }
+}
+
+// The rows of one packed operand, dealt evenly to panels of at most panel_rows: 16 rows make panels of 6, 5 and 5, because a tile of
+// few rows leaves the multipliers waiting for each other.
+struct RowPanels {
+  int64_t count, smaller, larger_count, steps, stride;  // stride: elements from one panel to the next
+  RowPanels(int64_t rows, int64_t k)
+      : count((rows + panel_rows - 1) / panel_rows), smaller(rows / count), larger_count(rows % count), steps(lane_steps(k)),
+        stride(matmul_lanes * lane_stride(panel_rows, steps)) {}
+  int64_t size(int64_t panel) const { return smaller + (panel < larger_count); }
+  int64_t first(int64_t panel) const { return panel * smaller + (panel < larger_count ? panel : larger_count); }
+  int64_t elements() const { return count * stride; }
+};
+
+template <class T, class A>
+inline void pack_rows(const RowPanels& panels, const T* a, int64_t a_row, int64_t a_col, int64_t k, A* packed) {
+  for (int64_t p = 0; p < panels.count; p++)
+    pack_vectors(a + panels.first(p) * a_row, a_row, a_col, panels.size(p), k, packed + p * panels.stride, panels.size(p),
+                 lane_stride(panel_rows, panels.steps));
+}
+
+// A panel of up to panel_columns columns of b, zeros in the columns that are missing.
+template <class T, class A>
+inline void pack_columns(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k, A* panel) {
+  constexpr int width = panel_columns<A>;
+  const int64_t lane = lane_stride(width, lane_steps(k));
+  for (int64_t n = 0; n < width; n += 8) {
+    const int64_t count = columns - n < 0 ? 0 : columns - n < 8 ? columns - n : 8;
+    pack_vectors(b + (count > 0 ? n * b_col : 0), b_col, b_row, count, k, panel + n, width, lane);
+  }
+}
+
+// Tiles between two uses of a lane of B: they share it in L1 while their own partial sums stay there too.
+inline constexpr int64_t tiles_together = 8;
+
+// sums[row * sums_row + column] of all rows against one panel of columns. partial: tiles_together * fold_levels * partial_tile elements.
+template <class A>
+inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, A* partial, A* sums, int64_t sums_row,
+                           int64_t columns) {
+  const int64_t a_lane = lane_stride(panel_rows, panels.steps), b_lane = lane_stride(panel_columns<A>, panels.steps);
+  for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
+    const int64_t end = begin + tiles_together < panels.count ? begin + tiles_together : panels.count;
+    for (int pass = 0; pass < matmul_lanes; pass++) {
+      const int lane = lane_of_pass(pass);
+      for (int64_t p = begin; p < end; p++) {
+        const A *a = rows + p * panels.stride + lane * a_lane, *b = b_panel + lane * b_lane;
+        A* stored = partial + (p - begin) * fold_levels * partial_tile;
+        A* target = sums + panels.first(p) * sums_row;
+        switch (panels.size(p)) {
+          case 6: lane_pass<6>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
+          case 5: lane_pass<5>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
+          case 4: lane_pass<4>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
+          case 3: lane_pass<3>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
+          case 2: lane_pass<2>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
+          default: lane_pass<1>(a, b, panels.steps, pass, stored, target, sums_row, columns);
+        }
+      }
+    }
+  }
+}
+
+// A short K spends more time on merging partial tiles than on multiplying. Then two lanes, l and l + 8, share a pass over half as many
+// rows, so that the first fold happens in registers; A is read where it lies, since it is small enough for L1.
+inline constexpr int short_k_rows = 3;
+
+template <int rows, class A>
+inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, int64_t b_lane, int64_t b_step, int64_t k, A* sums,
+                         int64_t sums_row, int64_t columns) {
+  constexpr int width = panel_columns<A>, vectors = width / 8, half = matmul_lanes / 2;
+  const int64_t a_step = matmul_lanes * a_col;
+  A partial[fold_levels - 1][short_k_rows * 16];
+  for (int pass = 0; pass < half; pass++) {
+    const int lane = lane_of_pass(2 * pass);
+    const int64_t steps = k > lane ? (k - lane + matmul_lanes - 1) / matmul_lanes : 0;
+    const int64_t steps_of_both = k > lane + half ? (k - lane - half + matmul_lanes - 1) / matmul_lanes : 0;
+    const A *a_low = a + lane * a_col, *a_high = a_low + half * a_col;
+    const A *b_low = b + lane * b_lane, *b_high = b_low + half * b_lane;
+    Vec<A> low[rows][vectors], high[rows][vectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&high[0][0])[i] = Vec<A>::zero();
+    for (int64_t s = 0; s < steps_of_both; s++) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) {
+        Vec<A> weight = Vec<A>::load(b_low + s * b_step + 8 * v);
+        hold_in_register(weight);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) low[i][v] = fma(Vec<A>::fill(a_low[i * a_row + s * a_step]), weight, low[i][v]);
+      }
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) {
+        Vec<A> weight = Vec<A>::load(b_high + s * b_step + 8 * v);
+        hold_in_register(weight);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) high[i][v] = fma(Vec<A>::fill(a_high[i * a_row + s * a_step]), weight, high[i][v]);
+      }
+    }
+    if (steps_of_both < steps) {
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+          low[i][v] = fma(Vec<A>::fill(a_low[i * a_row + steps_of_both * a_step]),
+                          Vec<A>::load(b_low + steps_of_both * b_step + 8 * v), low[i][v]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&low[0][0])[i] + (&high[0][0])[i];
+    int level = 0;
+    for (; pass >> level & 1; level++) {
+#pragma GCC unroll 8
+      for (int i = 0; i < rows * vectors; i++)
+        (&low[0][0])[i] = (&low[0][0])[i] + Vec<A>::load(partial[level] + 8 * i);
+    }
+    if (pass != half - 1) {
+#pragma GCC unroll 8
+      for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i].store(partial[level] + 8 * i);
+      continue;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) {
+        const Vec<A> sum = low[i][v] + Vec<A>::zero();
+        const int64_t left = columns - 8 * v;
+        if (left >= 8)
+          sum.store(sums + i * sums_row + 8 * v);
+        else if (left > 0)
+          sum.store(sums + i * sums_row + 8 * v, left);
+      }
+    }
+  }
+}
+
+// sums[row * sums_row + column] of at most short_k_rows rows against at most panel_columns columns. b holds full vectors: element
+// (k, column) lies at b[(k mod 16) * b_lane + (k / 16) * b_step + column].
+template <class A>
+inline void multiply_short_k_tile(int64_t rows, const A* a, int64_t a_row, int64_t a_col, const A* b, int64_t b_lane, int64_t b_step,
+                                  int64_t k, A* sums, int64_t sums_row, int64_t columns) {
+  switch (rows) {
+    case 3: return short_k_tile<3>(a, a_row, a_col, b, b_lane, b_step, k, sums, sums_row, columns);
+    case 2: return short_k_tile<2>(a, a_row, a_col, b, b_lane, b_step, k, sums, sums_row, columns);
+    default: return short_k_tile<1>(a, a_row, a_col, b, b_lane, b_step, k, sums, sums_row, columns);
+  }
+}
+
+}  // namespace bi

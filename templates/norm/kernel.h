@@ -1,0 +1,118 @@
+// layer_norm, rms_norm and group_norm.
+//
+// Numerics: m = S/n (0 for rms_norm), d = x - m, q = the 128-lane sum of d*d in fma chains, rstd = 1 / sqrt(q/n + eps), y = d * rstd;
+// with weight and bias fma(y, w, b), else y * w, y + b or y, rounded to T once. docs/numerics.md sections 2 and 7.
+#pragma once
+
+#include "../common/sums.h"
+
+namespace bi {
+
+namespace detail {
+
+template <class A>
+struct Moments {
+  A mean, rstd;
+};
+
+// rms_norm is layer_norm with a mean of +0: x - 0 is x.
+template <class A, class T>
+BI_INLINE Moments<A> row_moments(bool centered, int64_t n, A eps, const T* x) {
+  const A mean = centered ? sum_row<A>(n, x) / A(n) : A(0);
+  const A squares = sum_squares_row(n, x, mean);
+  return {mean, A(1) / std::sqrt(squares / A(n) + eps)};
+}
+
+template <bool has_weight, bool has_bias, class A, class T>
+BI_INLINE void normalize_row(int64_t n, Moments<A> moments, const T* x, const T* weight, const T* bias, T* out) {
+  const Vec<A> mean = Vec<A>::fill(moments.mean), rstd = Vec<A>::fill(moments.rstd);
+  for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+    Vec<A> y = (load<A>(x + i, count) - mean) * rstd;
+    if constexpr (has_weight && has_bias)
+      y = fma(y, load<A>(weight + i, count), load<A>(bias + i, count));
+    else if constexpr (has_weight)
+      y = y * load<A>(weight + i, count);
+    else if constexpr (has_bias)
+      y = y + load<A>(bias + i, count);
+    store(y, out + i, count);
+  });
+}
+
+// weight and bias, one element for each of x or null.
+template <class A, class T>
+inline void normalize_row(int64_t n, Moments<A> moments, const T* x, const T* weight, const T* bias, T* out) {
+  if (weight && bias)
+    normalize_row<true, true>(n, moments, x, weight, bias, out);
+  else if (weight)
+    normalize_row<true, false>(n, moments, x, weight, bias, out);
+  else if (bias)
+    normalize_row<false, true>(n, moments, x, weight, bias, out);
+  else
+    normalize_row<false, false>(n, moments, x, weight, bias, out);
+}
+
+// One channel of group_norm: the same weight and bias for every element.
+template <class A, class T>
+inline void normalize_channel(int64_t n, Moments<A> moments, const T* x, const T* weight, const T* bias, T* out) {
+  const Vec<A> mean = Vec<A>::fill(moments.mean), rstd = Vec<A>::fill(moments.rstd);
+  const Vec<A> w = weight ? Vec<A>::fill(widen(*weight)) : Vec<A>::zero(), b = bias ? Vec<A>::fill(widen(*bias)) : Vec<A>::zero();
+  const bool has_weight = weight != nullptr, has_bias = bias != nullptr;
+  for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+    Vec<A> y = (load<A>(x + i, count) - mean) * rstd;
+    if (has_weight && has_bias)
+      y = fma(y, w, b);
+    else if (has_weight)
+      y = y * w;
+    else if (has_bias)
+      y = y + b;
+    store(y, out + i, count);
+  });
+}
+
+}  // namespace detail
+
+// x is rows x n with element stride 1 and x_row elements between rows; out is contiguous. kind: 0 layer_norm, 1 rms_norm. weight, bias
+// (n each), mean_out and rstd_out (rows each) may be null.
+template <class T>
+void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
+          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
+  using A = accumulator_t<T>;
+  parallel_for(rows, double(n) * 2, int(threads), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) {
+      const detail::Moments<A> moments = detail::row_moments<A>(kind == 0, n, A(eps), x + r * x_row);
+      if (mean_out) mean_out[r] = moments.mean;
+      if (rstd_out) rstd_out[r] = moments.rstd;
+      detail::normalize_row(n, moments, x + r * x_row, weight, bias, out + r * n);
+    }
+  });
+}
+
+// x and out are contiguous [batch, channels, spatial]; weight and bias (channels each), mean_out and rstd_out (batch * groups each) may be
+// null.
+template <class T>
+void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups, double eps, const T* x, const T* weight, const T* bias,
+                T* out, accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
+  using A = accumulator_t<T>;
+  if (groups == 0) return;
+  const int64_t group_channels = channels / groups, n = group_channels * spatial;
+  parallel_for(batch * groups, double(n) * 2, int(threads), [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; g++) {
+      const T* group = x + g * n;
+      const detail::Moments<A> moments = detail::row_moments<A>(true, n, A(eps), group);
+      if (mean_out) mean_out[g] = moments.mean;
+      if (rstd_out) rstd_out[g] = moments.rstd;
+      const int64_t first = g % groups * group_channels;
+      const T* group_weight = weight ? weight + first : nullptr;
+      const T* group_bias = bias ? bias + first : nullptr;
+      if (spatial == 1) {
+        detail::normalize_row(n, moments, group, group_weight, group_bias, out + g * n);
+        continue;
+      }
+      for (int64_t c = 0; c < group_channels; c++)
+        detail::normalize_channel(spatial, moments, group + c * spatial, group_weight ? group_weight + c : nullptr,
+                                  group_bias ? group_bias + c : nullptr, out + g * n + c * spatial);
+    }
+  });
+}
+
+}  // namespace bi

@@ -1,0 +1,98 @@
+"""Lowering of the norms. Numerics: 128-lane sums in two passes, rstd = 1 / sqrt, affine last, one rounding (docs/numerics.md section 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import register_lowering
+
+from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.norm import kernel as norm_kernel
+from bi_inductor.templates.operand import Address, Operand, product
+
+ops = torch.ops.bi_inductor
+
+
+def _contiguous(x: TensorBox | None) -> TensorBox | None:
+    return None if x is None else contiguous(x)
+
+
+def _norm(
+    kind: int, x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float
+) -> TensorBox:
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], t["weight"], t["bias"])
+        return {**values, "out": out.pointer}
+
+    inputs = {"x": contiguous(x), "weight": _contiguous(weight), "bias": _contiguous(bias)}
+    return lower(norm_kernel.NORM, x.get_dtype(), inputs, x.get_size(), arguments)
+
+
+def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
+    outer = list(x.get_size())[: len(x.get_size()) - normalized_dims]
+
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], None, None)
+        return {**values, **_statistics_outputs(out)}
+
+    accumulator = torch.float64 if x.get_dtype() == torch.float64 else torch.float32
+    size = [2 if kind == norm_kernel.LAYER_NORM else 1, *outer]
+    return lower(norm_kernel.NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulator)
+
+
+def _statistics_outputs(out: Operand) -> dict[str, Any]:
+    """Mean and rstd are the rows of the output; rms_norm has only rstd."""
+    if out.size[0] == 1:
+        return {"rstd_out": out.pointer}
+    return {"mean_out": out.pointer, "rstd_out": Address(out.pointer.base, product(out.size[1:]))}
+
+
+@register_lowering(ops.layer_norm.default, type_promotion_kind=None)
+def layer_norm(
+    x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float
+) -> TensorBox:
+    """Layer norm over the last ``normalized_dims`` dims."""
+    return _norm(norm_kernel.LAYER_NORM, x, normalized_dims, weight, bias, eps)
+
+
+@register_lowering(ops.rms_norm.default, type_promotion_kind=None)
+def rms_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, eps: float) -> TensorBox:
+    """RMS norm over the last ``normalized_dims`` dims."""
+    return _norm(norm_kernel.RMS_NORM, x, normalized_dims, weight, None, eps)
+
+
+@register_lowering(ops.layer_norm_statistics.default, type_promotion_kind=None)
+def layer_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
+    """Mean and rstd, [2, *outer]."""
+    return _statistics(norm_kernel.LAYER_NORM, x, normalized_dims, eps)
+
+
+@register_lowering(ops.rms_norm_statistics.default, type_promotion_kind=None)
+def rms_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
+    """rstd, [1, *outer]."""
+    return _statistics(norm_kernel.RMS_NORM, x, normalized_dims, eps)
+
+
+@register_lowering(ops.group_norm.default, type_promotion_kind=None)
+def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
+    """Group norm of [batch, channels, spatial...]."""
+
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], t["weight"], t["bias"]), "out": out.pointer}
+
+    inputs = {"x": contiguous(x), "weight": _contiguous(weight), "bias": _contiguous(bias)}
+    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), inputs, x.get_size(), arguments)
+
+
+@register_lowering(ops.group_norm_statistics.default, type_promotion_kind=None)
+def group_norm_statistics(x: TensorBox, groups: int, eps: float) -> TensorBox:
+    """Mean and rstd of each group, [2, batch, groups]."""
+
+    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+        return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], None, None), **_statistics_outputs(out)}
+
+    accumulator = torch.float64 if x.get_dtype() == torch.float64 else torch.float32
+    size = [2, x.get_size()[0], groups]
+    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulator)

@@ -1,0 +1,248 @@
+// sum, mean, prod, var and std over any set of dims.
+//
+// Numerics: S is the 128-lane sum over the reduced dims in row-major order. mean = S/n; var: m = S/n, then the lane sum of (x - m)^2 in
+// fma chains over max(0, n - correction); std its square root; prod has * for +. One rounding to T at the end.
+// docs/numerics.md sections 2 and 4.
+#pragma once
+
+#include "../common/sums.h"
+
+namespace bi {
+
+enum class Reduction : int64_t { sum = 0, mean = 1, prod = 2, var = 3, std = 4 };
+
+namespace reduction {
+
+constexpr int max_dims = 64;
+
+struct Dims {
+  int count = 0;
+  int64_t numel = 1;
+  int64_t size[max_dims], stride[max_dims];
+
+  // Drops dims of size 1 and merges neighbours that are one run in memory. Row-major order, which numbers the lanes, stays.
+  Dims(int64_t dims, const int64_t* sizes, const int64_t* strides) {
+    for (int64_t d = 0; d < dims; d++) {
+      numel *= sizes[d];
+      if (sizes[d] == 1) continue;
+      if (count > 0 && stride[count - 1] == strides[d] * sizes[d]) {
+        size[count - 1] *= sizes[d];
+        stride[count - 1] = strides[d];
+      } else {
+        size[count] = sizes[d];
+        stride[count++] = strides[d];
+      }
+    }
+  }
+  // Memory offset of the element with this row-major index.
+  int64_t offset(int64_t index) const {
+    int64_t result = 0;
+    for (int d = count - 1; d >= 0; d--) {
+      result += index % size[d] * stride[d];
+      index /= size[d];
+    }
+    return result;
+  }
+};
+
+// What a sum, or the sum of squares for var and std, becomes.
+template <class T>
+struct Finish {
+  using A = accumulator_t<T>;
+  Reduction op;
+  A n, divisor;
+
+  Finish(Reduction op, int64_t count, double correction) : op(op), n(A(count)), divisor(A(count) - A(correction)) {
+    if (divisor < A(0)) divisor = A(0);
+  }
+  bool is_variance() const { return op == Reduction::var || op == Reduction::std; }
+  // Finishes `count` totals in place and rounds them to out.
+  void write(int64_t count, A* total, T* out, int64_t out_stride = 1) const {
+    const A denominator = is_variance() ? divisor : n;
+    if (op != Reduction::sum)
+      for (int64_t i = 0; i < count; i++) total[i] = total[i] / denominator;
+    if (op == Reduction::std)
+      for (int64_t i = 0; i < count; i++) total[i] = std::sqrt(total[i]);
+    for (int64_t i = 0; i < count; i++) narrow(total[i], out + i * out_stride);
+  }
+};
+
+// Terms begin..end in row-major order, widened, into `buffer`.
+template <class T>
+inline void gather(const Dims& dims, const T* x, int64_t begin, int64_t end, accumulator_t<T>* buffer) {
+  using A = accumulator_t<T>;
+  if (dims.count == 0) {
+    buffer[0] = widen(x[0]);
+    return;
+  }
+  const int64_t inner = dims.size[dims.count - 1], stride = dims.stride[dims.count - 1];
+  while (begin < end) {
+    const int64_t run = std::min(inner - begin % inner, end - begin);
+    const T* source = x + dims.offset(begin);
+    if (stride == 1)
+      for_each_vector(run, [&](int64_t i, auto count) { store(load<A>(source + i, count), buffer + i, count); });
+    else
+      for (int64_t i = 0; i < run; i++) buffer[i] = widen(source[i * stride]);
+    begin += run;
+    buffer += run;
+  }
+}
+
+constexpr int64_t gather_block = 16 * sum_lanes;
+
+// Any strides: blocks of terms are gathered into a contiguous buffer and go on with the lanes where the last block stopped.
+template <class T, class Step>
+inline void for_each_block(const Dims& dims, const T* x, accumulator_t<T>* buffer, const Step& step) {
+  for (int64_t begin = 0; begin < dims.numel; begin += gather_block) {
+    const int64_t end = std::min(begin + gather_block, dims.numel);
+    gather(dims, x, begin, end, buffer);
+    step(end - begin);
+  }
+}
+
+template <class T>
+inline accumulator_t<T> gathered_sum(const Dims& dims, const T* x, accumulator_t<T>* buffer) {
+  using A = accumulator_t<T>;
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  for_each_block(dims, x, buffer, [&](int64_t n) {
+    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      return accumulator + load<A>(buffer + i, count);
+    });
+  });
+  return fold_lanes<16>(lanes);
+}
+
+template <class T>
+inline accumulator_t<T> gathered_squares(const Dims& dims, const T* x, accumulator_t<T> center, accumulator_t<T>* buffer) {
+  using A = accumulator_t<T>;
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  const Vec<A> c = Vec<A>::fill(center);
+  for_each_block(dims, x, buffer, [&](int64_t n) {
+    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      const Vec<A> deviation = first_lanes(load<A>(buffer + i, count) - c, count);
+      return fma(deviation, deviation, accumulator);
+    });
+  });
+  return fold_lanes<16>(lanes);
+}
+
+template <class T>
+inline accumulator_t<T> gathered_product(const Dims& dims, const T* x, accumulator_t<T>* buffer) {
+  using A = accumulator_t<T>;
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::fill(A(1));
+  for_each_block(dims, x, buffer, [&](int64_t n) {
+    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      return accumulator * load<A>(buffer + i, count, A(1));
+    });
+  });
+  A lane[sum_lanes];
+  for (int j = 0; j < 16; j++) lanes[j].store(lane + 8 * j);
+  for (int64_t half = sum_lanes / 2; half >= 1; half /= 2)
+    for (int64_t j = 0; j < half; j++) lane[j] = lane[j] * lane[j + half];
+  return lane[0];
+}
+
+// Reduces up to column_block columns that lie next to each other in x.
+template <class T>
+inline void reduce_columns(const Finish<T>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out, T* mean_out,
+                           int64_t out_stride) {
+  using A = accumulator_t<T>;
+  A total[column_block], mean[column_block];
+  column_sums(
+      n, columns,
+      [=](Vec<A> accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
+        return accumulator + load<A>(x + offset[i] + c, count);
+      },
+      total);
+  if (finish.is_variance()) {
+    for (int64_t c = 0; c < columns; c++) mean[c] = total[c] / finish.n;
+    column_sums(
+        n, columns,
+        [=, &mean](Vec<A> accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
+          const Vec<A> deviation = load<A>(x + offset[i] + c, count) - Vec<A>::load(mean + c);
+          return fma(deviation, deviation, accumulator);
+        },
+        total);
+    if (mean_out)
+      for (int64_t c = 0; c < columns; c++) narrow(mean[c], mean_out + c * out_stride);
+  }
+  finish.write(columns, total, out, out_stride);
+}
+
+}  // namespace reduction
+
+// x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in their order.
+// mean_out may be null; for var and std it receives the rounded mean.
+template <class T>
+void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
+            int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, T* mean_out,
+            int64_t threads) {
+  using namespace reduction;
+  using A = accumulator_t<T>;
+  const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
+  const int64_t outputs = outer.numel, n = reduced.numel;
+  if (outputs == 0) return;
+  const Finish<T> finish(Reduction(op), n, correction);
+  const bool sums = finish.op != Reduction::prod;
+  const double cost = double(n) * (finish.is_variance() ? 2 : 1);
+
+  if (sums && reduced.count == 1 && reduced.stride[0] == 1) {
+    parallel_for(outputs, cost, int(threads), [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; o++) {
+        const T* row = x + outer.offset(o);
+        A total = sum_row<A>(n, row);
+        if (finish.is_variance()) {
+          const A mean = total / finish.n;
+          if (mean_out) narrow(mean, mean_out + o);
+          total = sum_squares_row(n, row, mean);
+        }
+        finish.write(1, &total, out + o);
+      }
+    });
+    return;
+  }
+
+  int contiguous = -1;  // the outer dim along which outputs are columns next to each other in memory
+  for (int d = 0; d < outer.count; d++)
+    if (outer.stride[d] == 1 && outer.size[d] >= 8) contiguous = d;
+  if (sums && n > 0 && contiguous >= 0) {
+    int64_t* offset = scratch<int64_t>(n);
+    for (int64_t i = 0; i < n; i++) offset[i] = reduced.offset(i);
+    int64_t out_stride = 1;
+    for (int d = contiguous + 1; d < outer.count; d++) out_stride *= outer.size[d];
+    const int64_t columns = outer.size[contiguous], blocks = (columns + column_block - 1) / column_block;
+    parallel_for(outputs / columns * blocks, cost * double(std::min(columns, column_block)), int(threads), [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; unit++) {
+        // `other` numbers the outputs of all outer dims but the contiguous one.
+        const int64_t other = unit / blocks, first = unit % blocks * column_block;
+        const int64_t index = other / out_stride * out_stride * columns + other % out_stride, target = index + first * out_stride;
+        reduce_columns(finish, n, offset, x + outer.offset(index) + first, std::min(column_block, columns - first), out + target,
+                       mean_out ? mean_out + target : nullptr, out_stride);
+      }
+    });
+    return;
+  }
+
+  parallel_for(outputs, 4 * cost, int(threads), [&](int64_t begin, int64_t end) {
+    A* buffer = scratch<A>(gather_block);
+    for (int64_t o = begin; o < end; o++) {
+      const T* source = x + outer.offset(o);
+      if (!sums) {
+        narrow(gathered_product(reduced, source, buffer), out + o);
+        continue;
+      }
+      A total = gathered_sum(reduced, source, buffer);
+      if (finish.is_variance()) {
+        const A mean = total / finish.n;
+        if (mean_out) narrow(mean, mean_out + o);
+        total = gathered_squares(reduced, source, mean, buffer);
+      }
+      finish.write(1, &total, out + o);
+    }
+  });
+}
+
+}  // namespace bi

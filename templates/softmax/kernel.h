@@ -1,0 +1,70 @@
+// softmax and log_softmax of rows.
+//
+// Numerics: m = exact maximum, e = exp(x - m), s = the 128-lane sum of e; softmax e/s, log_softmax (x - m) - log(s), rounded to T
+// once. A NaN makes its row NaN, a row of only -inf too. docs/numerics.md sections 2, 5 and 6.
+#pragma once
+
+#include "../common/sums.h"
+
+namespace bi {
+
+namespace detail {
+
+// The maximum of a row without NaN. A NaN may be dropped here: its own exponential brings it back into the denominator, which makes
+// the whole row NaN.
+template <class A, class T>
+BI_INLINE A row_maximum(int64_t n, const T* x) {
+  constexpr A lowest = -std::numeric_limits<A>::infinity();
+  constexpr int vectors = accumulators<A>;
+  Vec<A> largest[vectors];
+  for (int j = 0; j < vectors; j++) largest[j] = Vec<A>::fill(lowest);
+  int64_t i = 0;
+  for (; i + 8 * vectors <= n; i += 8 * vectors) {
+#pragma GCC unroll 8
+    for (int j = 0; j < vectors; j++) largest[j] = larger(Vec<A>::load(x + i + 8 * j), largest[j]);
+  }
+  for_each_vector(n - i, [&](int64_t k, auto count) __attribute__((always_inline)) {
+    largest[0] = larger(load<A>(x + i + k, count, lowest), largest[0]);
+  });
+  for (int half = vectors / 2; half >= 1; half /= 2)
+    for (int j = 0; j < half; j++) largest[j] = larger(largest[j], largest[j + half]);
+  return max_lanes(largest[0]);
+}
+
+}  // namespace detail
+
+// x and out are rows x n with element stride 1; x's rows are x_row elements apart, out is contiguous. log: 0 softmax, 1 log_softmax.
+template <class T>
+void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
+  using A = accumulator_t<T>;
+  parallel_for(rows, double(n) * 4, int(threads), [&](int64_t begin, int64_t end) {
+    A* exponentials = log ? nullptr : scratch<A>(n);
+    for (int64_t r = begin; r < end; r++) {
+      const T* row = x + r * x_row;
+      T* result = out + r * n;
+      const A m = detail::row_maximum<A>(n, row);
+      const Vec<A> maximum = Vec<A>::fill(m);
+      if (log) {
+        const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+          return accumulator + first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
+        });
+        const Vec<A> log_sum = Vec<A>::fill(std::log(s));
+        for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+          store((load<A>(row + i, count) - maximum) - log_sum, result + i, count);
+        });
+      } else {
+        const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+          const Vec<A> e = first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
+          store(e, exponentials + i, count);
+          return accumulator + e;
+        });
+        const Vec<A> denominator = Vec<A>::fill(s);
+        for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+          store(load<A>(exponentials + i, count) / denominator, result + i, count);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace bi
