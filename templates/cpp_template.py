@@ -86,50 +86,60 @@ class KernelTemplate(CppTemplate):
         """The C++ of the call. Raises AssertionError when Inductor hands over an epilogue: only matmul renders those."""
         assert not epilogue_nodes, f"{self.name} renders no epilogue"
         output = self.output_node if template_buffer_node is None else template_buffer_node
-        signature = self.signature(kernel, output)
-        body = self.call(kernel, output)
-        symbol = self.library_kernel.symbol(self.kernel_dtype)
         if template_buffer_node is not None:
-            # generate() renders once more before there is a wrapper, for a benchmark that never runs.
-            V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
-            V.graph.wrapper_code.add_import_once(
-                "bi_inductor.templates.library.load_for_graph"
-                f"({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
-            )
-        return "\n".join(
-            [
-                OPAQUE_ELEMENTS,
-                self.library_kernel.declaration(self.kernel_dtype),
-                'extern "C"',
-                signature,
-                "{",
-                *("  " + line for line in body),
-                "}",
-                "",
-            ]
+            self.load_library()
+        signature = self.signature(kernel, {"out": output})
+        operand = self.operand(output, kernel.args.output(output.get_name()))
+        return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand))
+
+    def load_library(self) -> None:
+        """Makes the generated module load the library before its kernels. generate() renders once more before there is such a module."""
+        symbol = self.library_kernel.symbol(self.kernel_dtype)
+        V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
+        V.graph.wrapper_code.add_import_once(
+            "bi_inductor.templates.library.load_for_graph"
+            f"({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
         )
 
-    def signature(self, kernel: CppTemplateKernel, output: ir.Buffer) -> str:
+    def function(self, header: str, signature: str, body: Sequence[str]) -> str:
+        """The C++ function that Inductor compiles."""
+        declaration = self.library_kernel.declaration(self.kernel_dtype)
+        threads = ["#include <omp.h>"] if config.cpp.dynamic_threads else []
+        lines = [header, *threads, declaration, 'extern "C"', signature, "{", *("  " + line for line in body), "}", ""]
+        return "\n".join(lines)
+
+    def signature(
+        self, kernel: CppTemplateKernel, outputs: dict[str, ir.Buffer], aliases: dict[str, str] | None = None
+    ) -> str:
         """Declares the buffers to Inductor; a buffer that is several operands (q, k, v of one projection) is one argument."""
         buffers: dict[str, ir.Buffer] = {}
-        offsets = []
+        sizes = []
         for node in self.input_nodes:
             if all(node.get_name() != other.get_name() for other in buffers.values()):
                 buffers[f"in{len(buffers)}"] = node
-            offsets.append(sympy.sympify(node.get_layout().offset))
-            offsets.extend(sympy.sympify(size) for size in (*node.get_size(), *node.get_stride()))
-        definition: str = kernel.def_kernel(inputs=buffers, outputs={"out": output}, extra_sizevars=offsets)
+            layout = node.get_layout()
+            sizes.extend(sympy.sympify(size) for size in (layout.offset, *layout.size, *layout.stride))
+        definition: str = kernel.def_kernel(inputs=buffers, outputs=outputs, aliases=aliases, extra_sizevars=sizes)
         return definition
 
-    def call(self, kernel: CppTemplateKernel, output: ir.Buffer) -> list[str]:
-        """The statements that call the library kernel."""
-        operands = {name: None if node is None else self.operand(kernel, node) for name, node in self.inputs.items()}
-        values = self.arguments(operands, self.operand(kernel, output, is_output=True))
-        values["threads"] = sympy.Integer(parallel_num_threads())
+    def call(self, kernel: CppTemplateKernel, output: Operand, epilogue: str = "nullptr", context: str = "nullptr") -> list[str]:
+        """The statements that call the library kernel; ``epilogue`` and ``context`` are C++ expressions."""
+        operands = {
+            name: None if node is None else self.operand(node, kernel.args.input(node.get_name()))
+            for name, node in self.inputs.items()
+        }
+        values = self.arguments(operands, output)
+        given = {
+            "threads": "omp_get_max_threads()" if config.cpp.dynamic_threads else str(parallel_num_threads()),
+            "epilogue": epilogue,
+            "epilogue_context": context,
+        }
         statements, arguments = [], []
         for name, kind in self.library_kernel.parameters:
-            value = values[name]
-            if kind is Parameter.SIZES:
+            value = values.get(name)
+            if name in given:
+                arguments.append(given[name])
+            elif kind is Parameter.SIZES and not isinstance(value, Address):
                 sizes = ", ".join(self.expression(kernel, size) for size in value) or "0"
                 statements.append(f"const int64_t {name}[] = {{{sizes}}};")
                 arguments.append(name)
@@ -142,8 +152,6 @@ class KernelTemplate(CppTemplate):
                 arguments.append(c_number(float(value)))
             else:
                 arguments.append(self.expression(kernel, value))
-        if config.cpp.dynamic_threads:
-            statements.append("const int64_t threads = omp_get_max_threads();")
         return [*statements, f"{self.library_kernel.symbol(self.kernel_dtype)}({', '.join(arguments)});"]
 
     def expression(self, kernel: CppTemplateKernel, value: Any) -> str:
@@ -151,9 +159,9 @@ class KernelTemplate(CppTemplate):
         text: str = cexpr_index(kernel.rename_indexing(sympy.sympify(value)))
         return text
 
-    def operand(self, kernel: CppTemplateKernel, node: ir.Buffer, is_output: bool = False) -> Operand:
-        """The operand of a node, its address as C++ text."""
-        name = kernel.args.output(node.get_name()) if is_output else kernel.args.input(node.get_name())
+    @staticmethod
+    def operand(node: ir.Buffer, name: str) -> Operand:
+        """The operand of a node whose storage the generated function calls ``name``."""
         layout = node.get_layout()
         return Operand(Address(name, layout.offset), tuple(layout.size), tuple(layout.stride))
 

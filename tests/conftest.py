@@ -10,6 +10,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Read by torch._inductor when it first writes a kernel, so it has to be set before any test module imports torch.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPOSITORY / ".cache" / "inductor"))
+# Read when torch loads OpenMP. Several workers of pytest share the cores; threads that wait by spinning would take them
+# from those that work, and small parallel loops would run a hundred times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import hypothesis  # noqa: E402
 import numpy  # noqa: E402

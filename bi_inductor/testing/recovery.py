@@ -43,9 +43,9 @@ def accumulation_tree(
     (a chain of fma over products with one is a sum). It is called some n log n times for the trees of real kernels,
     n^2 / 2 times at worst. The adapters of this package make such a function of a mean, a matmul, attention.
 
-    bfloat16 must be accumulated in float32 or wider, float16, whose range is small, in float32. Where hardware adds many
-    terms at once, it must drop what lies below the last place of the largest, as tensor cores do: their node then has
-    many children. A sum of many that is exact before its one rounding is refused.
+    bfloat16 must be accumulated in float32 or wider, float16, whose range is small, in float32. Hardware that adds many
+    terms at once must drop what lies below the last place of the largest, as tensor cores do: it then shows as a node
+    of many children. A sum of many that is exact before its one rounding is refused.
 
     ValueError: ``n`` beyond what a result of ``fn``'s dtype counts exactly (2^8 for bfloat16, 2^11 for float16, 2^24
     for float32) or beyond 2^14 terms of float16; another dtype; or results that no tree explains, because the sum keeps

@@ -18,6 +18,9 @@ enum class Mask : int64_t { none = 0, boolean = 1, additive = 2 };
 
 namespace attention_tiles {
 
+constexpr int64_t most_rows = 48;     // of a block
+constexpr int64_t rows_to_pack = 12;  // fewer rows of a KV head than this read K and V in place: packing costs a few rows' work
+
 // Thread-local memory that grows and is reused by later calls.
 template <class A>
 class Scratch {
@@ -44,14 +47,26 @@ class Scratch {
 
 template <class A>
 struct Workspace {
-  Scratch<A> queries, keys, scores, mask, values, statistics;
+  Scratch<A> queries, keys, values, scores, mask;
+  int64_t packed_keys = 0, packed_values = 0;  // keys of the current KV head that are already in the panels
 };
 
-// Everything the call fixes. A row is one query of one head; rows of a KV head are ordered by query, then by head of the group, so
-// that a block of rows shares K and V and, when causal, nearly the same keys.
+// One query of one head. Rows of a KV head are ordered by query, then by head of the group, so that a block of rows shares K and V and,
+// when causal, nearly the same keys.
+template <class T>
+struct Row {
+  int64_t batch, head, query;
+  int64_t keys;  // it sees no key from here on
+  T* out;
+  accumulator_t<T> maximum, denominator;
+  Vec<accumulator_t<T>> finite;  // NaN in some lane once an undivided output was not finite
+};
+
 template <class T>
 struct Attention {
   using A = accumulator_t<T>;
+  static constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
+
   int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
   const T *q, *k, *v;
   int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;
@@ -63,87 +78,91 @@ struct Attention {
   T* out;
   int64_t out_batch, out_head, out_row;
   A* lse;
+  int64_t group, depth;  // heads of a KV head; head_dim rounded up to whole lanes
+  bool packs_keys, packs_values;
 
-  int64_t group, rows, block_rows, blocks;  // rows and blocks of one (batch, KV head)
-  bool packs_values;
-
-  struct Row {
-    int64_t batch, head, query;
-  };
-  Row row_at(int64_t b, int64_t kv_head, int64_t row) const { return {b, kv_head * group + row % group, row / group}; }
-
-  int64_t causal_keys(int64_t query) const { return causal && query + 1 < keys ? query + 1 : keys; }
-
-  bool masked(const Row& row, int64_t key) const {
-    const int64_t at = row.batch * mask_batch + row.head * mask_head + row.query * mask_query + key * mask_key;
-    if (mask_kind == Mask::boolean) return !static_cast<const uint8_t*>(mask)[at];
-    if (mask_kind == Mask::additive) return widen(static_cast<const T*>(mask)[at]) == -std::numeric_limits<A>::infinity();
-    return false;
-  }
-
-  // One row of the mask as numbers to add; a boolean mask becomes 0 and -inf.
-  void widen_mask(const Row& row, int64_t count, A* to) const {
-    const int64_t at = row.batch * mask_batch + row.head * mask_head + row.query * mask_query;
-    constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
-    if (mask_kind == Mask::boolean) {
-      const uint8_t* from = static_cast<const uint8_t*>(mask) + at;
-      if (mask_key == 1) {
-        for (int64_t j = 0; j < count; j++) to[j] = from[j] ? A(0) : minus_infinity;
-      } else {
-        for (int64_t j = 0; j < count; j++) to[j] = from[j * mask_key] ? A(0) : minus_infinity;
-      }
-    } else {
-      const T* from = static_cast<const T*>(mask) + at;
-      for (int64_t j = 0; j < count; j++) to[j] = widen(from[j * mask_key]);
-    }
-  }
-
-  void run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last, int64_t& packed) const;
-  void compute_scores(Workspace<A>& work, const T* k_base, int64_t first, int64_t count, int64_t used, A* scores, int64_t stride) const;
+  bool masked(const Row<T>& row, int64_t key) const;
+  void widen_mask(const Row<T>& row, int64_t count, A* to) const;
+  int64_t visible_keys(const Row<T>* rows, int64_t count, bool one_mask) const;
+  void widen_row(const T* from, A* to) const;
+  void pack_keys(const T* from, int64_t begin, int64_t end, A* to) const;
   void pack_values(const T* from, int64_t begin, int64_t end, A* to) const;
-  template <class V>
-  void weigh_values(int64_t rows, int64_t used, int64_t columns, const A* probability, int64_t stride, const V* v, int64_t row,
-                    Vec<A>* sums) const;
-  void recompute_row(const Row& row, int64_t used, const A* probability, A denominator, const T* v_base) const;
+  void scores_from_panels(const A* q_block, const A* panels, const Row<T>* rows, int64_t count, int64_t used, A* scores,
+                          int64_t stride) const;
+  void scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, int64_t count, int64_t used, A* scores,
+                       int64_t stride) const;
+  void recompute_row(const Row<T>& row, const A* probability, const T* v_base) const;
+  void run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last) const;
 };
 
 template <class T>
-void Attention<T>::compute_scores(Workspace<A>& work, const T* k_base, int64_t first, int64_t count, int64_t used, A* scores,
-                                  int64_t stride) const {
-  const int64_t depth = round_up(head_dim, lanes);
-  const A* q_block = work.queries.reserve(count * depth);
-  // Few rows read K as it lies; otherwise 16-bit elements are widened once for all rows. A head dim that is no multiple of 16 is
-  // padded with zeros, which changes no lane.
-  const bool copies = depth != head_dim || (sizeof(T) < sizeof(A) && count > 2);
-  A* widened = copies ? work.keys.reserve(keys_at_a_time * depth) : nullptr;
-  for (int64_t key = 0; key < used; key += keys_at_a_time) {
-    const T* from[keys_at_a_time];
-    // Past the end the last key stands in; its scores there are never read.
-    for (int j = 0; j < keys_at_a_time; j++) from[j] = k_base + (key + j < used ? key + j : used - 1) * k_row;
-    int64_t row = 0;
-    if (causal && key > first / group) row = key * group - first;  // rows before see none of these keys
-    const auto sweep = [&](const auto* const* k) {
-      for (; row + 2 <= count; row += 2)
-        score_tile<2>(depth, q_block + row * depth, depth, k, scale, scores + row * stride + key, stride);
-      if (row < count) score_tile<1>(depth, q_block + row * depth, depth, k, scale, scores + row * stride + key, stride);
-    };
-    if (copies) {
-      const A* k[keys_at_a_time];
-      for (int j = 0; j < keys_at_a_time; j++) {
-        A* to = widened + j * depth;
-        k[j] = to;
-        int64_t d = 0;
-        for (; d + 8 <= head_dim; d += 8) Vec<A>::load(from[j] + d).store(to + d);
-        for (; d < depth; d++) to[d] = d < head_dim ? widen(from[j][d]) : A(0);
-      }
-      sweep(k);
+bool Attention<T>::masked(const Row<T>& row, int64_t key) const {
+  const int64_t at = row.batch * mask_batch + row.head * mask_head + row.query * mask_query + key * mask_key;
+  if (mask_kind == Mask::boolean) return !static_cast<const uint8_t*>(mask)[at];
+  if (mask_kind == Mask::additive) return widen(static_cast<const T*>(mask)[at]) == minus_infinity;
+  return false;
+}
+
+// One row of the mask as numbers to add; a boolean mask becomes 0 and -inf.
+template <class T>
+void Attention<T>::widen_mask(const Row<T>& row, int64_t count, A* to) const {
+  const int64_t at = row.batch * mask_batch + row.head * mask_head + row.query * mask_query;
+  if (mask_kind == Mask::boolean) {
+    const uint8_t* from = static_cast<const uint8_t*>(mask) + at;
+    if (mask_key == 1) {
+      for (int64_t j = 0; j < count; j++) to[j] = from[j] ? A(0) : minus_infinity;
     } else {
-      sweep(from);
+      for (int64_t j = 0; j < count; j++) to[j] = from[j * mask_key] ? A(0) : minus_infinity;
+    }
+  } else {
+    const T* from = static_cast<const T*>(mask) + at;
+    for (int64_t j = 0; j < count; j++) to[j] = widen(from[j * mask_key]);
+  }
+}
+
+// Keys after the last one that any row of the block sees need no work at all: right padding, and causal masks given as a tensor.
+template <class T>
+int64_t Attention<T>::visible_keys(const Row<T>* rows, int64_t count, bool one_mask) const {
+  const int64_t most = rows[count - 1].keys;
+  if (mask_kind == Mask::none) return most;
+  int64_t visible = 0;
+  for (int64_t r = 0; r < (one_mask ? 1 : count); r++) {
+    int64_t end = one_mask ? most : rows[r].keys;
+    while (end > visible && masked(rows[r], end - 1)) end--;
+    if (end > visible) visible = end;
+  }
+  return visible;
+}
+
+// A row of q or k in the accumulation type. A head dim that is no multiple of 16 is padded with zeros, which changes no lane.
+template <class T>
+void Attention<T>::widen_row(const T* from, A* to) const {
+  int64_t d = 0;
+  for (; d + 8 <= head_dim; d += 8) Vec<A>::load(from + d).store(to + d);
+  for (; d < depth; d++) to[d] = d < head_dim ? widen(from[d]) : A(0);
+}
+
+// Panels of 16 keys, transposed: panel[key / 16][d][key % 16]. `begin` and `end` are multiples of 16; keys past the last are zeros.
+template <class T>
+void Attention<T>::pack_keys(const T* from, int64_t begin, int64_t end, A* to) const {
+  for (int64_t key = begin; key < end; key += panel_width) {
+    A* panel = to + key * depth;
+    for (int64_t d = 0; d < depth; d += 8) {
+      for (int half = 0; half < panel_width; half += 8) {
+        Vec<A> square[8];
+        for (int j = 0; j < 8; j++) {
+          const T* source = from + (key + half + j) * k_row + d;
+          const int64_t left = key + half + j < keys ? head_dim - d : 0;
+          square[j] = left >= 8 ? Vec<A>::load(source) : left > 0 ? Vec<A>::load(source, left) : Vec<A>::zero();
+        }
+        transpose_eight(square);
+        for (int i = 0; i < 8; i++) square[i].store(panel + (d + i) * panel_width + half);
+      }
     }
   }
 }
 
-// Columns in panels of 16, keys one after the other in each: panel[column / 16][key][column % 16], zeros past value_dim.
+// Panels of 16 columns, one key after the other: panel[column / 16][key][column % 16], zeros past value_dim.
 template <class T>
 void Attention<T>::pack_values(const T* from, int64_t begin, int64_t end, A* to) const {
   for (int64_t column = 0; column < value_dim; column += panel_width) {
@@ -161,154 +180,166 @@ void Attention<T>::pack_values(const T* from, int64_t begin, int64_t end, A* to)
   }
 }
 
-// Picks the register tile. `columns` is 16, or for one or two rows read in place, 32 or 64: few rows need more columns to have enough
-// independent chains.
 template <class T>
-template <class V>
-void Attention<T>::weigh_values(int64_t tile_rows, int64_t used, int64_t columns, const A* probability, int64_t stride, const V* from,
-                                int64_t row, Vec<A>* sums) const {
-  switch (tile_rows) {
-    case 1:
-      if (columns == 64) return value_tile<1, 8>(used, probability, stride, from, row, sums);
-      if (columns == 32) return value_tile<1, 4>(used, probability, stride, from, row, sums);
-      return value_tile<1, 2>(used, probability, stride, from, row, sums);
-    case 2:
-      if (columns == 32) return value_tile<2, 4>(used, probability, stride, from, row, sums);
-      return value_tile<2, 2>(used, probability, stride, from, row, sums);
-    case 3: return value_tile<3, 2>(used, probability, stride, from, row, sums);
-    case 4: return value_tile<4, 2>(used, probability, stride, from, row, sums);
-    case 5: return value_tile<5, 2>(used, probability, stride, from, row, sums);
-    default: return value_tile<6, 2>(used, probability, stride, from, row, sums);
+void Attention<T>::scores_from_panels(const A* q_block, const A* panels, const Row<T>* rows, int64_t count, int64_t used, A* scores,
+                                      int64_t stride) const {
+  int64_t first = 0;
+  for (int64_t key = 0; key < used; key += panel_width) {
+    while (rows[first].keys <= key) first++;  // such rows see none of these keys, nor of later ones
+    const int64_t tiles = (count - first + 2) / 3;
+    for (int64_t row = first, tile = 0; tile < tiles; tile++) {
+      const int64_t size = (count - row) / (tiles - tile);
+      panel_tile(size, depth, q_block + row * depth, depth, panels + key * depth, scale, scores + row * stride + key, stride);
+      row += size;
+    }
+  }
+}
+
+// Few rows read K as it lies, unless it must be padded, or more than two rows would widen it again each.
+template <class T>
+void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, int64_t count, int64_t used, A* scores,
+                                   int64_t stride) const {
+  const bool copies = depth != head_dim || (sizeof(T) < sizeof(A) && count > 2);
+  A* widened = copies ? work.keys.reserve(keys_at_a_time * depth) : nullptr;
+  for (int64_t key = 0; key < used; key += keys_at_a_time) {
+    const T* from[keys_at_a_time];
+    // Past the end the last key stands in; its scores there are never read.
+    for (int j = 0; j < keys_at_a_time; j++) from[j] = k_base + (key + j < used ? key + j : used - 1) * k_row;
+    const auto sweep = [&](const auto* const* k) {
+      int64_t row = 0;
+      for (; row + 2 <= count; row += 2)
+        score_tile<2>(depth, q_block + row * depth, depth, k, scale, scores + row * stride + key, stride);
+      if (row < count) score_tile<1>(depth, q_block + row * depth, depth, k, scale, scores + row * stride + key, stride);
+    };
+    if (copies) {
+      const A* k[keys_at_a_time];
+      for (int j = 0; j < keys_at_a_time; j++) {
+        widen_row(from[j], widened + j * depth);
+        k[j] = widened + j * depth;
+      }
+      sweep(k);
+    } else {
+      sweep(from);
+    }
   }
 }
 
 // The tiles multiply masked values by a probability of zero, which is right unless such a value is NaN or infinite. This is the
 // definition itself for one row, used when the fast result is not finite.
 template <class T>
-void Attention<T>::recompute_row(const Row& row, int64_t used, const A* probability, A denominator, const T* v_base) const {
-  T* to = out + row.batch * out_batch + row.head * out_head + row.query * out_row;
+void Attention<T>::recompute_row(const Row<T>& row, const A* probability, const T* v_base) const {
   for (int64_t column = 0; column < value_dim; column++) {
     A lane[lanes] = {};
-    for (int64_t j = 0; j < used; j++)
+    for (int64_t j = 0; j < row.keys; j++)
       if (!masked(row, j)) lane[j % lanes] = std::fma(probability[j], widen(v_base[j * v_row + column]), lane[j % lanes]);
     for (int half = lanes / 2; half >= 1; half /= 2)
       for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
-    narrow((lane[0] + A(0)) / denominator, to + column);
+    narrow((lane[0] + A(0)) / row.denominator, row.out + column);
   }
 }
 
-// Rows [first, last) of one KV head. `packed` counts the keys of this head whose values are already in the panels.
+// Rows [first, last) of one KV head.
 template <class T>
-void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last, int64_t& packed) const {
-  constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
+void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last) const {
   const int64_t count = last - first;
+  if (count <= 0) return;
   const T* k_base = k + b * k_batch + kv_head * k_head;
   const T* v_base = v + b * v_batch + kv_head * v_head;
   const bool one_mask = mask_query == 0 && (mask_head == 0 || group == 1);  // all rows of the block have the same mask row
 
-  // Keys after the last one that any row of the block sees are not computed.
-  int64_t used = causal_keys((last - 1) / group);
-  if (mask_kind != Mask::none) {
-    int64_t seen = 0;
-    for (int64_t r = 0; r < (one_mask ? 1 : count); r++) {
-      const Row row = row_at(b, kv_head, first + r);
-      int64_t end = one_mask ? used : causal_keys(row.query);
-      while (end > seen && masked(row, end - 1)) end--;
-      if (end > seen) seen = end;
-    }
-    used = seen;
-  }
-
-  const int64_t depth = round_up(head_dim, lanes);
+  Row<T> rows[most_rows];
   A* q_block = work.queries.reserve(count * depth);
+  int64_t query = first / group, head = kv_head * group + first % group;
   for (int64_t r = 0; r < count; r++) {
-    const Row row = row_at(b, kv_head, first + r);
-    const T* from = q + b * q_batch + row.head * q_head + row.query * q_row;
-    A* to = q_block + r * depth;
-    int64_t d = 0;
-    for (; d + 8 <= head_dim; d += 8) Vec<A>::load(from + d).store(to + d);
-    for (; d < depth; d++) to[d] = d < head_dim ? widen(from[d]) : A(0);
+    const int64_t limit = causal && query + 1 < keys ? query + 1 : keys;
+    T* to = out + b * out_batch + head * out_head + query * out_row;
+    rows[r] = {b, head, query, limit, to, A(0), A(0), Vec<A>::zero()};
+    widen_row(q + b * q_batch + head * q_head + query * q_row, q_block + r * depth);
+    if (++head == (kv_head + 1) * group) {
+      head = kv_head * group;
+      query++;
+    }
   }
+  const int64_t used = visible_keys(rows, count, one_mask);
+  for (int64_t r = 0; r < count; r++)
+    if (rows[r].keys > used) rows[r].keys = used;
 
   // An odd number of cache lines a row, so that the same key of several rows does not fall into one cache set.
   const int64_t stride = ((used + 15) / 16 | 1) * 16;
   A* scores = work.scores.reserve(count * stride);
-  compute_scores(work, k_base, first, count, used, scores, stride);
-
-  A* denominator = work.statistics.reserve(count * 2);
-  A* finite = denominator + count;  // becomes NaN when an undivided output of the row is not finite
-  A* mask_row = mask_kind == Mask::none ? nullptr : work.mask.reserve(used);
-  if (mask_row && one_mask) widen_mask(row_at(b, kv_head, first), used, mask_row);
-  for (int64_t r = 0; r < count; r++) {
-    const Row row = row_at(b, kv_head, first + r);
-    A* p = scores + r * stride;
-    int64_t own = causal_keys(row.query);
-    if (own > used) own = used;
-    if (mask_row && !one_mask) widen_mask(row, own, mask_row);
-    A maximum_score, z;
-    softmax_row(p, own, mask_row, &maximum_score, &z);
-    A statistic = maximum_score + std::log(z);
-    if (maximum_score == minus_infinity) {
-      bool all_masked = true;
-      for (int64_t j = 0; j < own && all_masked; j++) all_masked = masked(row, j);
-      if (all_masked) {
-        for (int64_t j = 0; j < own; j++) p[j] = 0;
-        z = 1;
-        statistic = minus_infinity;
-      }
+  if (packs_keys) {
+    const int64_t end = round_up(used, panel_width);
+    A* panels = work.keys.reserve(round_up(keys, panel_width) * depth);
+    if (work.packed_keys < end) {
+      pack_keys(k_base, work.packed_keys, end, panels);
+      work.packed_keys = end;
     }
-    for (int64_t j = own; j < stride; j++) p[j] = 0;
-    denominator[r] = z;
-    finite[r] = 0;
-    if (lse) lse[(b * heads + row.head) * queries + row.query] = statistic;
+    scores_from_panels(q_block, panels, rows, count, used, scores, stride);
+  } else {
+    scores_in_place(work, q_block, k_base, count, used, scores, stride);
+  }
+
+  A* mask_row = mask_kind == Mask::none ? nullptr : work.mask.reserve(round_up(used, 8));
+  if (mask_row && one_mask) widen_mask(rows[0], used, mask_row);
+  for (int64_t r = 0; r < count; r++) {
+    if (mask_row && !one_mask) widen_mask(rows[r], rows[r].keys, mask_row);
+    rows[r].maximum = mask_and_maximum(scores + r * stride, rows[r].keys, mask_row);
+  }
+  for (int64_t r = 0; r < count; r++) exponentials(scores + r * stride, rows[r].keys, rows[r].maximum);
+  for (int64_t r = 0; r < count; r++) {
+    Row<T>& row = rows[r];
+    A* p = scores + r * stride;
+    bool all_masked = row.maximum == minus_infinity;
+    for (int64_t j = 0; j < row.keys && all_masked; j++) all_masked = masked(row, j);
+    if (all_masked)
+      for (int64_t j = 0; j < row.keys; j++) p[j] = 0;
+    for (int64_t j = row.keys; j < used; j++) p[j] = 0;
+    row.denominator = all_masked ? A(1) : denominator(p, row.keys);
+    if (lse) lse[(b * heads + row.head) * queries + row.query] = all_masked ? minus_infinity : row.maximum + std::log(row.denominator);
   }
 
   A* panels = nullptr;
   if (packs_values) {
     panels = work.values.reserve(round_up(value_dim, panel_width) * keys);
-    if (packed < used) pack_values(v_base, packed, used, panels);
-    if (packed < used) packed = used;
+    if (work.packed_values < used) {
+      pack_values(v_base, work.packed_values, used, panels);
+      work.packed_values = used;
+    }
   }
+  const int64_t widest = sizeof(A) == 4 ? 64 : 32;
   int64_t columns;
   for (int64_t column = 0; column < value_dim; column += columns) {
     const int64_t left = value_dim - column;
-    columns = packs_values || left < 32 || count > 2 ? 16 : left < 64 || count > 1 ? 32 : 64;
-    const int64_t tiles = (count + 5) / 6;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      const int64_t begin = count * tile / tiles, end = count * (tile + 1) / tiles;
-      int64_t own = causal_keys((first + end - 1) / group);
-      if (own > used) own = used;
-      Vec<A> sums[12];
-      const A* p = scores + begin * stride;
+    columns = packs_values || count > 1 || left < 32 ? 16 : left < widest ? 32 : widest;
+    const int64_t vectors = columns / 8, tiles = (count + 2) / 3;
+    for (int64_t r = 0, tile = 0; tile < tiles; tile++) {
+      const int64_t size = (count - r) / (tiles - tile);
+      const int64_t terms = rows[r + size - 1].keys;
+      const A* p = scores + r * stride;
+      A sums[64];
       if (packs_values)
-        weigh_values(end - begin, own, columns, p, stride, panels + column * keys, int64_t(panel_width), sums);
+        panel_tile(size, terms, p, stride, panels + column * keys, A(1), sums, columns);
       else
-        weigh_values(end - begin, own, columns, p, stride, v_base + column, v_row, sums);
-      const int64_t vectors = columns / 8;
-      for (int64_t r = begin; r < end; r++) {
-        const Row row = row_at(b, kv_head, first + r);
-        T* to = out + b * out_batch + row.head * out_head + row.query * out_row + column;
-        const Vec<A> z = Vec<A>::fill(denominator[r]);
-        Vec<A> probe = Vec<A>::zero();
+        strided_tile(size, columns, terms, p, stride, v_base + column, v_row, sums, columns);
+      for (int64_t i = 0; i < size; i++, r++) {
+        const Vec<A> z = Vec<A>::fill(rows[r].denominator);
         for (int64_t c = 0; c < vectors; c++) {
-          const Vec<A> sum = sums[(r - begin) * vectors + c];
-          probe = fma(sum, Vec<A>::zero(), probe);
+          const Vec<A> sum = Vec<A>::load(sums + i * columns + 8 * c);
+          rows[r].finite = fma(sum, Vec<A>::zero(), rows[r].finite);
           const Vec<A> result = sum / z;
+          T* to = rows[r].out + column + 8 * c;
           if (left >= 8 * c + 8)
-            result.store(to + 8 * c);
+            result.store(to);
           else if (left > 8 * c)
-            result.store(to + 8 * c, left - 8 * c);
+            result.store(to, left - 8 * c);
         }
-        finite[r] += probe.fold_half(4).fold_half(2).fold_half(1).first();
       }
     }
   }
-  if (mask_kind == Mask::none && !causal) return;  // no key is masked: NaN is the answer
+  if (mask_kind == Mask::none && !causal) return;  // no key is masked: a NaN is the answer
   for (int64_t r = 0; r < count; r++) {
-    if (finite[r] == finite[r] || denominator[r] != denominator[r]) continue;
-    const Row row = row_at(b, kv_head, first + r);
-    const int64_t own = causal_keys(row.query);
-    recompute_row(row, own < used ? own : used, scores + r * stride, denominator[r], v_base);
+    const A finite = fold_lanes<1>(&rows[r].finite), z = rows[r].denominator;
+    if (finite != finite && z == z) recompute_row(rows[r], scores + r * stride, v_base);
   }
 }
 
@@ -317,42 +348,52 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
 // q [batch, heads, queries, head_dim], k [batch, kv_heads, keys, head_dim], v [batch, kv_heads, keys, value_dim], out [batch, heads,
 // queries, value_dim]: strides in elements, last dim contiguous. Head h reads KV head h / (heads / kv_heads). `mask` is broadcast where
 // its stride is 0. `causal`: query i sees keys j <= i, on top of the mask. `lse` [batch, heads, queries] contiguous, or null.
+//
+// Threads share (batch, KV head, block of rows). A decode step with fewer of these than threads leaves threads idle; sharing the lanes
+// of one row among threads would keep the bits.
 template <class T>
 void attention(int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t head_dim, int64_t value_dim,
                const T* q, int64_t q_batch, int64_t q_head, int64_t q_row, const T* k, int64_t k_batch, int64_t k_head, int64_t k_row,
                const T* v, int64_t v_batch, int64_t v_head, int64_t v_row, int64_t mask_kind, const void* mask, int64_t mask_batch,
                int64_t mask_head, int64_t mask_query, int64_t mask_key, int64_t causal, double scale, T* out, int64_t out_batch,
                int64_t out_head, int64_t out_row, accumulator_t<T>* lse, int64_t threads) {
+  using namespace attention_tiles;
   using A = accumulator_t<T>;
   if (batch <= 0 || heads <= 0 || queries <= 0) return;
-  attention_tiles::Attention<T> call{batch,     heads,      kv_heads,  queries,          keys,     head_dim,  value_dim,
-                                     q,         k,          v,         q_batch,          q_head,   q_row,     k_batch,
-                                     k_head,    k_row,      v_batch,   v_head,           v_row,    Mask(mask_kind), mask,
-                                     mask_batch, mask_head, mask_query, mask_key,        causal != 0, A(scale), out,
-                                     out_batch, out_head,   out_row,   lse,              0, 0, 0, 0, false};
-  call.group = heads / kv_heads;
-  call.rows = queries * call.group;
-  // Scores of a block stay within the second-level cache, and within a bound that does not grow with the number of queries.
-  int64_t block_rows = keys > 0 ? 32768 / keys : 48;
-  block_rows = block_rows < 6 ? 6 : block_rows > 48 ? 48 : block_rows;
-  call.blocks = (call.rows + block_rows - 1) / block_rows;
-  // Too few blocks for the threads: smaller ones.
-  while (batch * kv_heads * call.blocks < threads && call.rows >= 12 * call.blocks) call.blocks *= 2;
-  // Packing V costs about one row's work.
-  call.packs_values = call.rows >= 12 || value_dim % 16 != 0;
-  const double block_cost = double(call.rows) / double(call.blocks) * double(keys) * (double(head_dim + value_dim) / 8 + 4);
+  Attention<T> call;
+  call.batch = batch, call.heads = heads, call.kv_heads = kv_heads;
+  call.queries = queries, call.keys = keys, call.head_dim = head_dim, call.value_dim = value_dim;
+  call.q = q, call.q_batch = q_batch, call.q_head = q_head, call.q_row = q_row;
+  call.k = k, call.k_batch = k_batch, call.k_head = k_head, call.k_row = k_row;
+  call.v = v, call.v_batch = v_batch, call.v_head = v_head, call.v_row = v_row;
+  call.mask_kind = Mask(mask_kind), call.mask = mask, call.causal = causal != 0, call.scale = A(scale);
+  call.mask_batch = mask_batch, call.mask_head = mask_head, call.mask_query = mask_query, call.mask_key = mask_key;
+  call.out = out, call.out_batch = out_batch, call.out_head = out_head, call.out_row = out_row, call.lse = lse;
+  call.group = heads / kv_heads, call.depth = round_up(head_dim, lanes);
+  const int64_t rows = queries * call.group;
+  call.packs_keys = rows >= rows_to_pack;
+  call.packs_values = rows >= rows_to_pack || value_dim % panel_width != 0;
+
+  // The scores of a block stay within the second-level cache, and within a bound that does not grow with the number of queries.
+  int64_t block_rows = keys > 0 ? 32768 / keys : most_rows;
+  block_rows = block_rows < 6 ? 6 : block_rows > most_rows ? most_rows : block_rows;
+  int64_t blocks = (rows + block_rows - 1) / block_rows;
+  while (batch * kv_heads * blocks < threads && rows >= 12 * blocks) blocks *= 2;  // too few for the threads: smaller ones
+  const int64_t rows_a_block = round_up((rows + blocks - 1) / blocks, 3);  // the register tile has three rows
+  blocks = (rows + rows_a_block - 1) / rows_a_block;
+  const double row_cost = double(keys) * (double(head_dim + value_dim) / 8 + 4);
   const auto body = [&](int64_t begin, int64_t end) {
-    static thread_local attention_tiles::Workspace<A> work;
-    int64_t packed = 0, head_of_packed = -1;
+    static thread_local Workspace<A> work;
+    int64_t packed_head = -1;
     for (int64_t unit = begin; unit < end; unit++) {
-      const int64_t head = unit / call.blocks, block = unit % call.blocks;
-      if (head != head_of_packed) packed = 0;
-      head_of_packed = head;
-      const int64_t first = call.rows * block / call.blocks, last = call.rows * (block + 1) / call.blocks;
-      call.run_block(work, head / kv_heads, head % kv_heads, first, last, packed);
+      const int64_t head = unit / blocks, block = unit % blocks;
+      if (head != packed_head) work.packed_keys = work.packed_values = 0;
+      packed_head = head;
+      const int64_t first = block * rows_a_block, last = first + rows_a_block < rows ? first + rows_a_block : rows;
+      call.run_block(work, head / kv_heads, head % kv_heads, first, last);
     }
   };
-  parallel_for(batch * kv_heads * call.blocks, block_cost, int(threads), body);
+  parallel_for(batch * kv_heads * blocks, row_cost * double(rows) / double(blocks), int(threads), body);
 }
 
 }  // namespace bi

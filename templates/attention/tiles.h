@@ -7,6 +7,9 @@
 
 #include "../common/vector.h"
 
+// A register tile is compiled by itself: inlined next to others its accumulators spill.
+#define BI_NOINLINE __attribute__((noinline))
+
 namespace bi::attention_tiles {
 
 constexpr int lanes = 16;          // of a score (head dim) and of a weighted value (keys)
@@ -15,13 +18,43 @@ constexpr int panel_width = 16;    // columns of a packed panel of V
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Element i of the result is the fold by halves of the eight lanes of vector i.
+// Keeps a value that several fmas read in a register: the compiler would rather load it again for each, and loads are what limits them.
 template <class A>
-BI_INLINE Vec<A> fold_eight(const Vec<A>* vectors) {
-  A sums[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) sums[i] = vectors[i].fold_half(4).fold_half(2).fold_half(1).first();
-  return Vec<A>::load(sums);
+BI_INLINE Vec<A> in_register(Vec<A> x) {
+#if BI_AVX2
+  if constexpr (sizeof(A) == 4)
+    asm("" : "+x"(x.v));
+  else
+    asm("" : "+x"(x.lo), "+x"(x.hi));
+#endif
+  return x;
+}
+
+// Eight folds by halves of eight lanes each, together: the vectors of keys 0, 1, 4, 5 fold to two lanes a key, those of keys 2, 3, 6, 7
+// do the same, and the last step adds the two lanes and brings the keys into order. The plain spelling is for other instruction sets.
+template <class A>
+BI_INLINE Vec<A> fold_to_two_lanes(Vec<A> a, Vec<A> b, Vec<A> c, Vec<A> d) {
+  A lane[4][8], two[8];
+  a.fold_half(4).fold_half(2).store(lane[0]);
+  b.fold_half(4).fold_half(2).store(lane[1]);
+  c.fold_half(4).fold_half(2).store(lane[2]);
+  d.fold_half(4).fold_half(2).store(lane[3]);
+  for (int i = 0; i < 8; i++) two[i] = lane[i / 2][i % 2];
+  return Vec<A>::load(two);
+}
+
+template <class A>
+BI_INLINE Vec<A> fold_two_lanes(Vec<A> keys0145, Vec<A> keys2367) {
+  A x[8], y[8], sum[8];
+  keys0145.store(x);
+  keys2367.store(y);
+  for (int i = 0; i < 2; i++) {
+    sum[i] = x[2 * i] + x[2 * i + 1];
+    sum[i + 4] = x[2 * i + 4] + x[2 * i + 5];
+    sum[i + 2] = y[2 * i] + y[2 * i + 1];
+    sum[i + 6] = y[2 * i + 4] + y[2 * i + 5];
+  }
+  return Vec<A>::load(sum);
 }
 
 // A score with its additive mask; a mask of -inf replaces the score, because NaN or +inf plus -inf would be NaN.
@@ -34,26 +67,51 @@ BI_INLINE Vec<A> add_mask(Vec<A> score, Vec<A> mask) {
   return Vec<A>::load(s);
 }
 
+// Largest of the eight lanes. A NaN may be lost: its exponential is NaN all the same.
+template <class A>
+BI_INLINE A largest_lane(Vec<A> x) {
+  return max_lanes(x);
+}
+
 #if BI_AVX2
-// The same fold for eight vectors together, a transpose in between: vectors i and i + 4 share a register after the first step.
+// Blending one operand and exchanging the halves of the other saves a shuffle: the sums are commuted, which is exact.
+BI_INLINE __m256 fold_four_lanes(__m256 a, __m256 b) {
+  return _mm256_add_ps(_mm256_blend_ps(a, b, 0xF0), _mm256_permute2f128_ps(a, b, 0x21));
+}
 template <>
-BI_INLINE Vec<float> fold_eight(const Vec<float>* vectors) {
-  __m256 four[4], two[2];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++)
-    four[i] = _mm256_add_ps(_mm256_permute2f128_ps(vectors[i].v, vectors[i + 4].v, 0x20),
-                            _mm256_permute2f128_ps(vectors[i].v, vectors[i + 4].v, 0x31));
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; i++)
-    two[i] = _mm256_add_ps(_mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44),
-                           _mm256_shuffle_ps(four[2 * i], four[2 * i + 1], 0xEE));
-  return {_mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88), _mm256_shuffle_ps(two[0], two[1], 0xDD))};
+BI_INLINE Vec<float> fold_to_two_lanes(Vec<float> a, Vec<float> b, Vec<float> c, Vec<float> d) {
+  const __m256 ac = fold_four_lanes(a.v, c.v), bd = fold_four_lanes(b.v, d.v);
+  return {_mm256_add_ps(_mm256_blend_ps(ac, bd, 0xCC), _mm256_shuffle_ps(ac, bd, 0x4E))};
+}
+template <>
+BI_INLINE Vec<float> fold_two_lanes(Vec<float> x, Vec<float> y) {
+  return {_mm256_add_ps(_mm256_shuffle_ps(x.v, y.v, 0x88), _mm256_shuffle_ps(x.v, y.v, 0xDD))};
+}
+template <>
+BI_INLINE Vec<double> fold_to_two_lanes(Vec<double> a, Vec<double> b, Vec<double> c, Vec<double> d) {
+  const auto two = [](Vec<double> x, Vec<double> y) {
+    const __m256d first = _mm256_add_pd(x.lo, x.hi), second = _mm256_add_pd(y.lo, y.hi);
+    return _mm256_add_pd(_mm256_blend_pd(first, second, 0xC), _mm256_permute2f128_pd(first, second, 0x21));
+  };
+  return {two(a, b), two(c, d)};
+}
+template <>
+BI_INLINE Vec<double> fold_two_lanes(Vec<double> x, Vec<double> y) {
+  const auto ordered = [](__m256d a, __m256d b) { return _mm256_permute4x64_pd(_mm256_hadd_pd(a, b), 0xD8); };
+  return {ordered(x.lo, y.lo), ordered(x.hi, y.hi)};
 }
 
 template <>
 BI_INLINE Vec<float> add_mask(Vec<float> score, Vec<float> mask) {
   const __m256 masked = _mm256_cmp_ps(mask.v, _mm256_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_EQ_OQ);
   return {_mm256_blendv_ps(_mm256_add_ps(score.v, mask.v), mask.v, masked)};
+}
+
+template <>
+BI_INLINE float largest_lane(Vec<float> x) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 #endif
 
@@ -62,29 +120,24 @@ BI_INLINE Vec<float> add_mask(Vec<float> score, Vec<float> mask) {
 template <int rows, class K, class A>
 BI_INLINE void score_tile(int64_t depth, const A* q, int64_t q_stride, const K* const* key, A scale, A* scores, int64_t scores_stride) {
   constexpr int together = rows == 1 ? 2 : 1;  // halves of the 16 lanes in one sweep over the head dim
-  Vec<A> sums[rows][8];
+  Vec<A> two_lanes[2][rows];
 #pragma GCC unroll 2
-  for (int group = 0; group < 8; group += 4) {
+  for (int group = 0; group < 2; group++) {
+    const K* const k[4] = {key[2 * group], key[2 * group + 1], key[2 * group + 4], key[2 * group + 5]};
+    Vec<A> folded[rows][4];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half += together) {
-      Vec<A> lane[rows][4][together];
+      Vec<A> lane[together][rows][4];
 #pragma GCC unroll 16
-      for (int i = 0; i < rows * 4 * together; i++) (&lane[0][0][0])[i] = Vec<A>::zero();
-      const K* const k0 = key[group] + 8 * half;
-      const K* const k1 = key[group + 1] + 8 * half;
-      const K* const k2 = key[group + 2] + 8 * half;
-      const K* const k3 = key[group + 3] + 8 * half;
-      const A* const queries = q + 8 * half;
-      for (int64_t d = 0; d < depth; d += lanes) {
+      for (int i = 0; i < together * rows * 4; i++) (&lane[0][0][0])[i] = Vec<A>::zero();
+      for (int64_t d = 8 * half; d < depth; d += lanes) {
 #pragma GCC unroll 2
         for (int t = 0; t < together; t++) {
-          const Vec<A> k[4] = {Vec<A>::load(k0 + d + 8 * t), Vec<A>::load(k1 + d + 8 * t), Vec<A>::load(k2 + d + 8 * t),
-                               Vec<A>::load(k3 + d + 8 * t)};
 #pragma GCC unroll 2
           for (int r = 0; r < rows; r++) {
-            const Vec<A> query = Vec<A>::load(queries + r * q_stride + d + 8 * t);
+            const Vec<A> query = Vec<A>::load(q + r * q_stride + d + 8 * t);
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) lane[r][j][t] = fma(query, k[j], lane[r][j][t]);
+            for (int j = 0; j < 4; j++) lane[t][r][j] = fma(query, Vec<A>::load(k[j] + d + 8 * t), lane[t][r][j]);
           }
         }
       }
@@ -93,99 +146,237 @@ BI_INLINE void score_tile(int64_t depth, const A* q, int64_t q_stride, const K* 
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
           if constexpr (together == 2)
-            sums[r][group + j] = lane[r][j][0] + lane[r][j][1];
+            folded[r][j] = lane[0][r][j] + lane[1][r][j];
           else
-            sums[r][group + j] = half == 0 ? lane[r][j][0] : sums[r][group + j] + lane[r][j][0];
+            folded[r][j] = half == 0 ? lane[0][r][j] : folded[r][j] + lane[0][r][j];
         }
       }
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) two_lanes[group][r] = fold_to_two_lanes(folded[r][0], folded[r][1], folded[r][2], folded[r][3]);
   }
 #pragma GCC unroll 2
   for (int r = 0; r < rows; r++)
-    ((fold_eight(sums[r]) + Vec<A>::zero()) * Vec<A>::fill(scale)).store(scores + r * scores_stride);
+    ((fold_two_lanes(two_lanes[0][r], two_lanes[1][r]) + Vec<A>::zero()) * Vec<A>::fill(scale)).store(scores + r * scores_stride);
 }
 
-// Turns one row of scores into unnormalised probabilities in place. `mask` is additive or null. The row ends at `keys`; memory up to
-// the next multiple of eight is written (zeros). Where every score is -inf the row comes out NaN: the caller knows which of the two
-// cases of a -inf maximum it is.
+// The softmax of a row of scores is three functions, so that the long chains of one row overlap with the next row's. A row ends at `keys`;
+// memory up to the next multiple of eight is written, with values that change nothing: -inf, then +0.
+
+// Adds the mask (null: none) and returns the exact maximum. A NaN may be lost in it: the exponential of that score is NaN all the same.
 template <class A>
-inline void softmax_row(A* row, int64_t keys, const A* mask, A* maximum_out, A* denominator) {
+BI_INLINE A mask_and_maximum(A* row, int64_t keys, const A* mask) {
   constexpr A minus_infinity = -std::numeric_limits<A>::infinity();
-  const int64_t whole = keys / 8 * 8, padded = round_up(keys, 8);
+  const int64_t whole = keys / 8 * 8;
   Vec<A> largest[2] = {Vec<A>::fill(minus_infinity), Vec<A>::fill(minus_infinity)};
   if (mask) {
     for (int64_t j = 0; j < whole; j += 8) {
       const Vec<A> s = add_mask(Vec<A>::load(row + j), Vec<A>::load(mask + j));
       s.store(row + j);
-      largest[0] = maximum(largest[0], s);
+      largest[0] = larger(largest[0], s);
     }
   } else {
     int64_t j = 0;
     for (; j + 16 <= whole; j += 16) {
-      largest[0] = maximum(largest[0], Vec<A>::load(row + j));
-      largest[1] = maximum(largest[1], Vec<A>::load(row + j + 8));
+      largest[0] = larger(largest[0], Vec<A>::load(row + j));
+      largest[1] = larger(largest[1], Vec<A>::load(row + j + 8));
     }
-    for (; j < whole; j += 8) largest[0] = maximum(largest[0], Vec<A>::load(row + j));
+    for (; j < whole; j += 8) largest[0] = larger(largest[0], Vec<A>::load(row + j));
   }
-  if (whole < padded) {
+  if (whole < keys) {
     Vec<A> s = Vec<A>::load(row + whole, keys - whole, minus_infinity);
     if (mask) s = add_mask(s, Vec<A>::load(mask + whole, keys - whole, minus_infinity));
     s.store(row + whole);
-    largest[1] = maximum(largest[1], s);
+    largest[1] = larger(largest[1], s);
   }
-  const A m = max_lanes(maximum(largest[0], largest[1]));
-  *maximum_out = m;
-  Vec<A> lane[16];
-  for (int i = 0; i < 16; i++) lane[i] = Vec<A>::zero();
-  for (int64_t begin = 0; begin < padded; begin += 128) {
-    const int count = int(padded - begin < 128 ? (padded - begin) / 8 : 16);
-    for (int i = 0; i < count; i++) {
-      const Vec<A> e = exp_nonpositive(Vec<A>::load(row + begin + 8 * i) - Vec<A>::fill(m));
-      e.store(row + begin + 8 * i);
-      lane[i] = lane[i] + e;
-    }
-  }
-  // Lanes that no key reached hold +0; folding them in changes nothing, so short rows start further down.
-  *denominator = padded <= 32 ? fold_lanes<4>(lane) : padded <= 64 ? fold_lanes<8>(lane) : fold_lanes<16>(lane);
+  return largest_lane(larger(largest[0], largest[1]));
 }
 
-// Weighted sums of 8 * `vectors` columns of V for `rows` queries, undivided; vectors along the value dim, one pass per lane of keys.
-// The keys go through in chunks so that a chunk of V and of the probabilities stays in the first-level cache for all passes.
-template <int rows, int vectors, class V, class A>
-inline void value_tile(int64_t keys, const A* probability, int64_t probability_stride, const V* v, int64_t v_row, Vec<A>* sums) {
-  constexpr int64_t chunk = 256;
-  Vec<A> partial[lanes][rows * vectors];
-  for (int64_t begin = 0; begin == 0 || begin < keys; begin += chunk) {
-    const int64_t end = keys < begin + chunk ? keys : begin + chunk;
-    for (int lane = 0; lane < lanes; lane++) {
-      Vec<A> sum[rows][vectors];
-#pragma GCC unroll 12
-      for (int i = 0; i < rows * vectors; i++) (&sum[0][0])[i] = begin == 0 ? Vec<A>::zero() : partial[lane][i];
-      for (int64_t j = begin + lane; j < end; j += lanes) {
-        Vec<A> value[vectors];
+// Scores become unnormalised probabilities. Where the maximum is -inf they become NaN; the caller knows whether every key is masked.
+template <class A>
+BI_INLINE void exponentials(A* row, int64_t keys, A maximum) {
+  const Vec<A> m = Vec<A>::fill(maximum);
+  for (int64_t j = 0; j < keys; j += 8) exp_nonpositive(Vec<A>::load(row + j) - m).store(row + j);
+}
+
+// Lane sum over 128 lanes. Up to 128 keys each lane has one term, or none: a lane of +0, which is left out.
+template <class A>
+BI_INLINE A denominator(const A* row, int64_t keys) {
+  if (keys <= 32) {
+    Vec<A> lane[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) lane[i] = 8 * i < keys ? Vec<A>::load(row + 8 * i) : Vec<A>::zero();
+    return fold_lanes<4>(lane);
+  }
+  const auto lanes_at = [&](int i) __attribute__((always_inline)) {
+    Vec<A> lane = i < keys ? Vec<A>::load(row + i) : Vec<A>::zero();
+    for (int64_t j = i + 128; j < keys; j += 128) lane = lane + Vec<A>::load(row + j);
+    return lane;
+  };
+  Vec<A> lane[8];
 #pragma GCC unroll 8
-        for (int c = 0; c < vectors; c++) value[c] = Vec<A>::load(v + j * v_row + 8 * c);
+  for (int i = 0; i < 8; i++) lane[i] = 64 + 8 * i < keys ? lanes_at(8 * i) + lanes_at(64 + 8 * i) : lanes_at(8 * i);
+  return fold_lanes<8>(lane);
+}
+
+// `rows` x 8 * `vectors` lane sums of products, left[row][i] * right[i][column] over i < terms: the scores from packed keys, and the
+// weighted values. Vectors run along the columns; a pass takes `together` of the 16 lanes, l, or l and l + 8, which are the first to be
+// added by the fold. Results are scaled (by one: exactly) and stored. Long sums go through in chunks, so that a chunk of both operands stays in the first-level cache for all passes.
+template <int rows, int vectors, int together>
+struct LaneTile {
+  static constexpr int size = rows * vectors, passes = lanes / together;
+
+  template <class R, class A>
+  static BI_INLINE void multiply(const A* left, int64_t left_stride, const R* right, Vec<A>* sum, bool first) {
+    Vec<A> value[vectors];
+#pragma GCC unroll 8
+    for (int c = 0; c < vectors; c++) value[c] = in_register(Vec<A>::load(right + 8 * c));
 #pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-          const Vec<A> p = Vec<A>::fill(probability[r * probability_stride + j]);
+    for (int r = 0; r < rows; r++) {
+      const Vec<A> factor = Vec<A>::fill(left[r * left_stride]);
 #pragma GCC unroll 8
-          for (int c = 0; c < vectors; c++) sum[r][c] = fma(p, value[c], sum[r][c]);
-        }
+      for (int c = 0; c < vectors; c++) {
+        // A product is fma(a, b, +0) but for the sign of a zero, which the last step of a lane sum removes.
+        if (first)
+          sum[r * vectors + c] = factor * value[c];
+        else
+          sum[r * vectors + c] = fma(factor, value[c], sum[r * vectors + c]);
       }
-#pragma GCC unroll 12
-      for (int i = 0; i < rows * vectors; i++) partial[lane][i] = (&sum[0][0])[i];
     }
   }
-  for (int i = 0; i < rows * vectors; i++) {
-    Vec<A> tree[lanes];
-#pragma GCC unroll 8
-    for (int lane = 0; lane < 8; lane++) tree[lane] = partial[lane][i] + partial[lane + 8][i];
-#pragma GCC unroll 3
-    for (int half = 4; half >= 1; half /= 2)
+
+  template <class A>
+  static BI_INLINE void fold(const Vec<A> (*partial)[size], A scale, A* out, int64_t out_stride) {
+    for (int i = 0; i < size; i++) {
+      const auto lane = [&](int l) { return together == 2 ? partial[l][i] : partial[l][i] + partial[l + 8][i]; };
+      const Vec<A> even = (lane(0) + lane(4)) + (lane(2) + lane(6)), odd = (lane(1) + lane(5)) + (lane(3) + lane(7));
+      (((even + odd) + Vec<A>::zero()) * Vec<A>::fill(scale)).store(out + i / vectors * out_stride + i % vectors * 8);
+    }
+  }
+
+  template <class R, class A>
+  static BI_NOINLINE void run(int64_t terms, const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale, A* out,
+                             int64_t out_stride) {
+    constexpr int64_t chunk = 256;
+    Vec<A> partial[lanes][size];
+    for (int64_t begin = 0; begin == 0 || begin < terms; begin += chunk) {
+      const int64_t end = terms < begin + chunk ? terms : begin + chunk;
+      for (int pass = 0; pass < passes; pass++) {
+        Vec<A> sum[together][size];
+#pragma GCC unroll 2
+        for (int t = 0; t < together; t++) {
+#pragma GCC unroll 12
+          for (int i = 0; i < size; i++) sum[t][i] = begin == 0 ? Vec<A>::zero() : partial[pass + 8 * t][i];
+        }
+        int64_t i = begin + pass;
+        for (; i + 8 * (together - 1) < end; i += lanes) {
+#pragma GCC unroll 2
+          for (int t = 0; t < together; t++)
+            multiply(left + i + 8 * t, left_stride, right + (i + 8 * t) * right_row, sum[t], false);
+        }
+        if (together == 2 && i < end) multiply(left + i, left_stride, right + i * right_row, sum[0], false);
+        if (together == 2 && end >= terms) {
+#pragma GCC unroll 12
+          for (int j = 0; j < size; j++) partial[pass][j] = sum[0][j] + sum[together - 1][j];
+        } else {
+#pragma GCC unroll 2
+          for (int t = 0; t < together; t++) {
+#pragma GCC unroll 12
+            for (int j = 0; j < size; j++) partial[pass + 8 * t][j] = sum[t][j];
+          }
+        }
+      }
+    }
+    fold(partial, scale, out, out_stride);
+  }
+
+  // 16 * `steps` terms, known to the compiler: head dims of 32 and 64 leave a lane so few terms that the loop would cost as much.
+  template <int steps, class R, class A>
+  static BI_NOINLINE void run_short(const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale, A* out,
+                             int64_t out_stride) {
+    static_assert(together == 2);
+    Vec<A> partial[passes][size];
+#pragma GCC unroll 1
+    for (int pass = 0; pass < passes; pass++) {
+      Vec<A> low[size], high[size];
 #pragma GCC unroll 4
-      for (int lane = 0; lane < half; lane++) tree[lane] = tree[lane] + tree[lane + half];
-    sums[i] = tree[0] + Vec<A>::zero();
+      for (int step = 0; step < steps; step++) {
+        const int i = pass + lanes * step;
+        multiply(left + i, left_stride, right + i * right_row, low, step == 0);
+        multiply(left + i + 8, left_stride, right + (i + 8) * right_row, high, step == 0);
+      }
+#pragma GCC unroll 12
+      for (int j = 0; j < size; j++) partial[pass][j] = low[j] + high[j];
+    }
+    fold(partial, scale, out, out_stride);
+  }
+};
+
+// Two registers of doubles make one vector, so half as many lanes fit.
+template <class A>
+constexpr int lanes_together = sizeof(A) == 4 ? 2 : 1;
+
+// One to three rows by 16 columns of packed panels.
+template <class A>
+inline void panel_tile(int64_t rows, int64_t terms, const A* left, int64_t left_stride, const A* panel, A scale, A* out, int64_t out_stride) {
+  constexpr int together = lanes_together<A>;
+  if (rows == 1) return LaneTile<1, 2, 2>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
+  if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
+  if constexpr (together == 2) {
+    if (terms == 32) return LaneTile<3, 2, 2>::template run_short<2>(left, left_stride, panel, panel_width, scale, out, out_stride);
+    if (terms == 64) return LaneTile<3, 2, 2>::template run_short<4>(left, left_stride, panel, panel_width, scale, out, out_stride);
+  }
+  LaneTile<3, 2, together>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
+}
+
+// The same for columns read in place, 16 of them, or for a single row up to 64: one row needs more columns to have enough independent
+// chains.
+template <class T, class A>
+inline void strided_tile(int64_t rows, int64_t columns, int64_t terms, const A* left, int64_t left_stride, const T* right,
+                         int64_t right_row, A* out, int64_t out_stride) {
+  const A scale = 1;
+  constexpr int together = lanes_together<A>;
+  if (columns == 64) return LaneTile<1, 8, 1>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+  if (columns == 32) return LaneTile<1, 4, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+  if (rows == 1) return LaneTile<1, 2, 2>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+  if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+  LaneTile<3, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+}
+
+// In place: row i, column j becomes row j, column i.
+template <class A>
+BI_INLINE void transpose_eight(Vec<A>* rows) {
+  A square[8][8];
+  for (int i = 0; i < 8; i++) rows[i].store(square[i]);
+  for (int i = 0; i < 8; i++) {
+    A column[8];
+    for (int j = 0; j < 8; j++) column[j] = square[j][i];
+    rows[i] = Vec<A>::load(column);
   }
 }
+
+#if BI_AVX2
+template <>
+BI_INLINE void transpose_eight(Vec<float>* rows) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i].v, rows[2 * i + 1].v);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i].v, rows[2 * i + 1].v);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    rows[i].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    rows[i + 4].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+#endif
 
 }  // namespace bi::attention_tiles

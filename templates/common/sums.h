@@ -74,11 +74,10 @@ constexpr int accumulators = sizeof(A) == 4 ? 8 : 4;
 
 // Adds terms 0..n to the 16 vectors of lanes; term 0 belongs to lane 0. step(accumulator, i, count) returns the accumulator with the
 // terms i..i+8 (the first `count` of them) taken in.
-template <class A, class Step>
+template <class A, int group = accumulators<A>, class Step>
 BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
   // A block is read once for each group of accumulators, so it has to fit the first-level cache.
   constexpr int64_t block = 32 * sum_lanes;
-  constexpr int group = accumulators<A>;
   const int64_t whole = n - n % sum_lanes;
   for (int64_t begin = 0; begin < whole; begin += block) {
     const int64_t end = std::min(begin + block, whole);
@@ -86,7 +85,7 @@ BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
       Vec<A> accumulator[group];
       for (int j = 0; j < group; j++) accumulator[j] = lanes[first + j];
       for (int64_t i = begin + 8 * first; i < end; i += sum_lanes) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < group; j++) accumulator[j] = step(accumulator[j], i + 8 * j, Full());
       }
       for (int j = 0; j < group; j++) lanes[first + j] = accumulator[j];
@@ -98,7 +97,7 @@ BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
 }
 
 // The lane sum of n terms; see accumulate_lanes for `step`.
-template <class A, class Step>
+template <class A, int group = accumulators<A>, class Step>
 BI_INLINE A lane_sum(int64_t n, const Step& step) {
   Vec<A> lanes[16];
   if (n < sum_lanes) {
@@ -116,14 +115,16 @@ BI_INLINE A lane_sum(int64_t n, const Step& step) {
     return fold_lanes<1>(lanes);
   }
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
-  accumulate_lanes(lanes, n, step);
+  accumulate_lanes<A, group>(lanes, n, step);
   return fold_lanes<16>(lanes);
 }
 
 // Steps of the two sums that most ops need: x, and the squares of x - center.
 template <class A, class T>
 BI_INLINE A sum_row(int64_t n, const T* x) {
-  return lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+  // An addition takes its operand from memory, so here all registers can accumulate, and the row is read in one sweep.
+  constexpr int group = sizeof(A) == 4 ? 16 : accumulators<A>;
+  return lane_sum<A, group>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
     return accumulator + load<A>(x + i, count);
   });
 }
@@ -136,7 +137,7 @@ BI_INLINE A sum_squares_row(int64_t n, const T* x, A center) {
   });
 }
 
-constexpr int64_t column_block = 256;
+constexpr int64_t column_block = 512;
 
 // Lane sums of up to column_block neighbouring columns at once, the fold by halves walked depth first: the sum of the lanes congruent to
 // `lane` modulo `stride` is the sum of the two residues modulo 2 * stride. Every level needs one row of accumulators, so that all of

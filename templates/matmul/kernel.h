@@ -233,7 +233,9 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
       for (int64_t n = c; n < region_end; n += width) {
         const int64_t columns = std::min(width, region_end - n);
         pack_columns(e.b + n * e.b_col, e.b_row, e.b_col, columns, e.k, b_panel);
-        multiply_panel(panels, packed, b_panel, partial, sums + n - c, sums_row, columns);
+        const int64_t following = std::min(width, n1 - n - columns);
+        const Prefetch next = Prefetch::columns(e.b + (n + columns) * e.b_col, e.b_row, e.b_col, following, e.k);
+        multiply_panel(panels, packed, b_panel, partial, sums + n - c, sums_row, columns, following > 0 ? next : Prefetch());
       }
       e.finish(m, block_end, c, region_end, sums, sums_row);
     }
@@ -260,7 +262,7 @@ inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, in
   A* copied = same_type ? nullptr : buffers.rows.reserve(region_rows * padded + 1);
   for (int64_t c = n0; c < n1; c += region_columns) {
     const int64_t region_end = std::min(n1, c + region_columns);
-    const bool direct = same_type && e.b_col == 1;
+    const bool direct = same_type && e.b_col == 1 && (m1 - m0 <= 8 || e.k * (region_end - c) <= 4096);
     for (int64_t n = c; n < region_end; n += width)
       if (!direct || n + width > region_end)
         pack_columns(e.b + n * e.b_col, e.b_row, e.b_col, std::min(width, region_end - n), e.k, panels + (n - c) / width * panel_elements);

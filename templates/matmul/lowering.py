@@ -8,6 +8,7 @@ from torch._inductor.lowering import register_lowering
 
 from bi_inductor.templates.cpp_template import lower
 from bi_inductor.templates.matmul.kernel import KERNEL, arguments
+from bi_inductor.templates.matmul.template import MatmulTemplate
 
 
 @register_lowering(torch.ops.bi_inductor.matmul.default, type_promotion_kind=None)
@@ -21,4 +22,5 @@ def matmul(a: TensorBox, b: TensorBox, bias: TensorBox | None = None, alpha: flo
         {"a": a, "b": b, "bias": bias},
         size,
         lambda x, out: arguments(x["a"], x["b"], x["bias"], out, alpha, beta),
+        template=MatmulTemplate,
     )

@@ -178,13 +178,43 @@ inline void pack_columns(const T* b, int64_t b_row, int64_t b_col, int64_t colum
   }
 }
 
+// Asks for the memory of the next panel while this one is being multiplied: packing would wait for it. Two nested strides in bytes.
+struct Prefetch {
+  const char* base = nullptr;
+  int64_t inner = 0, inner_stride = 0, outer_stride = 0, lines = 0, done = 0, within = 0;
+
+  template <class T>
+  static Prefetch columns(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k) {
+    constexpr int64_t line = 64;
+    Prefetch result;
+    result.base = reinterpret_cast<const char*>(b);
+    if (b_col == 1) {
+      result.inner = result.lines = k;
+      result.inner_stride = b_row * int64_t(sizeof(T));
+    } else if (b_row == 1) {
+      result.inner = (k * int64_t(sizeof(T)) + line - 1) / line;
+      result.lines = result.inner * columns;
+      result.inner_stride = line;
+      result.outer_stride = b_col * int64_t(sizeof(T));
+    }
+    return result;
+  }
+  BI_INLINE void advance(int64_t count) {
+    for (; count > 0 && done < lines; count--, done++) {
+      __builtin_prefetch(base + within * inner_stride, 0, 2);
+      if (++within == inner) within = 0, base += outer_stride;
+    }
+  }
+};
+
 // Tiles between two uses of a lane of B: they share it in L1 while their own partial sums stay there too.
 inline constexpr int64_t tiles_together = 8;
 
 // sums[row * sums_row + column] of all rows against one panel of columns. partial: tiles_together * fold_levels * partial_tile elements.
 template <class A>
 inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, A* partial, A* sums, int64_t sums_row,
-                           int64_t columns) {
+                           int64_t columns, Prefetch next) {
+  const int64_t share = (next.lines + panels.count * matmul_lanes - 1) / (panels.count * matmul_lanes);
   const int64_t a_lane = lane_stride(panel_rows, panels.steps), b_lane = lane_stride(panel_columns<A>, panels.steps);
   for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
     const int64_t end = begin + tiles_together < panels.count ? begin + tiles_together : panels.count;
@@ -194,6 +224,7 @@ inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_pa
         const A *a = rows + p * panels.stride + lane * a_lane, *b = b_panel + lane * b_lane;
         A* stored = partial + (p - begin) * fold_levels * partial_tile;
         A* target = sums + panels.first(p) * sums_row;
+        next.advance(share);
         switch (panels.size(p)) {
           case 6: lane_pass<6>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
           case 5: lane_pass<5>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
@@ -217,6 +248,7 @@ inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, i
   constexpr int width = panel_columns<A>, vectors = width / 8, half = matmul_lanes / 2;
   const int64_t a_step = matmul_lanes * a_col;
   A partial[fold_levels - 1][short_k_rows * 16];
+#pragma GCC unroll 8
   for (int pass = 0; pass < half; pass++) {
     const int lane = lane_of_pass(2 * pass);
     const int64_t steps = k > lane ? (k - lane + matmul_lanes - 1) / matmul_lanes : 0;
@@ -253,6 +285,7 @@ inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, i
 #pragma GCC unroll 8
     for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&low[0][0])[i] + (&high[0][0])[i];
     int level = 0;
+#pragma GCC unroll 4
     for (; pass >> level & 1; level++) {
 #pragma GCC unroll 8
       for (int i = 0; i < rows * vectors; i++)

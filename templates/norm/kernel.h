@@ -77,7 +77,7 @@ template <class T>
 void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
           accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
   using A = accumulator_t<T>;
-  parallel_for(rows, double(n) * 2, int(threads), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
       const detail::Moments<A> moments = detail::row_moments<A>(kind == 0, n, A(eps), x + r * x_row);
       if (mean_out) mean_out[r] = moments.mean;
@@ -95,7 +95,7 @@ void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups
   using A = accumulator_t<T>;
   if (groups == 0) return;
   const int64_t group_channels = channels / groups, n = group_channels * spatial;
-  parallel_for(batch * groups, double(n) * 2, int(threads), [&](int64_t begin, int64_t end) {
+  parallel_for(batch * groups, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; g++) {
       const T* group = x + g * n;
       const detail::Moments<A> moments = detail::row_moments<A>(true, n, A(eps), group);

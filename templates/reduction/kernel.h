@@ -36,14 +36,24 @@ struct Dims {
   }
   // Memory offset of the element with this row-major index.
   int64_t offset(int64_t index) const {
+    if (count == 0) return 0;
     int64_t result = 0;
-    for (int d = count - 1; d >= 0; d--) {
+    for (int d = count - 1; d > 0; d--) {
       result += index % size[d] * stride[d];
       index /= size[d];
     }
+    result += index * stride[0];
     return result;
   }
 };
+
+template <class A, class T>
+inline void round(int64_t count, const A* values, T* out, int64_t out_stride) {
+  if (out_stride == 1)
+    for_each_vector(count, [=](int64_t i, auto lanes) { store(load<A>(values + i, lanes), out + i, lanes); });
+  else
+    for (int64_t i = 0; i < count; i++) narrow(values[i], out + i * out_stride);
+}
 
 // What a sum, or the sum of squares for var and std, becomes.
 template <class T>
@@ -57,13 +67,13 @@ struct Finish {
   }
   bool is_variance() const { return op == Reduction::var || op == Reduction::std; }
   // Finishes `count` totals in place and rounds them to out.
-  void write(int64_t count, A* total, T* out, int64_t out_stride = 1) const {
+  void write(int64_t count, A* total, T* out, int64_t out_stride) const {
     const A denominator = is_variance() ? divisor : n;
     if (op != Reduction::sum)
       for (int64_t i = 0; i < count; i++) total[i] = total[i] / denominator;
     if (op == Reduction::std)
       for (int64_t i = 0; i < count; i++) total[i] = std::sqrt(total[i]);
-    for (int64_t i = 0; i < count; i++) narrow(total[i], out + i * out_stride);
+    round(count, total, out, out_stride);
   }
 };
 
@@ -166,8 +176,7 @@ inline void reduce_columns(const Finish<T>& finish, int64_t n, const int64_t* of
           return fma(deviation, deviation, accumulator);
         },
         total);
-    if (mean_out)
-      for (int64_t c = 0; c < columns; c++) narrow(mean[c], mean_out + c * out_stride);
+    if (mean_out) round(columns, mean, mean_out, out_stride);
   }
   finish.write(columns, total, out, out_stride);
 }
@@ -187,7 +196,7 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
   if (outputs == 0) return;
   const Finish<T> finish(Reduction(op), n, correction);
   const bool sums = finish.op != Reduction::prod;
-  const double cost = double(n) * (finish.is_variance() ? 2 : 1);
+  const double cost = double(n) * (finish.is_variance() ? 0.25 : 0.125);
 
   if (sums && reduced.count == 1 && reduced.stride[0] == 1) {
     parallel_for(outputs, cost, int(threads), [&](int64_t begin, int64_t end) {
@@ -199,7 +208,7 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
           if (mean_out) narrow(mean, mean_out + o);
           total = sum_squares_row(n, row, mean);
         }
-        finish.write(1, &total, out + o);
+        finish.write(1, &total, out + o, 1);
       }
     });
     return;
@@ -214,7 +223,8 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
     int64_t out_stride = 1;
     for (int d = contiguous + 1; d < outer.count; d++) out_stride *= outer.size[d];
     const int64_t columns = outer.size[contiguous], blocks = (columns + column_block - 1) / column_block;
-    parallel_for(outputs / columns * blocks, cost * double(std::min(columns, column_block)), int(threads), [&](int64_t begin, int64_t end) {
+    parallel_for(outputs / columns * blocks, 2 * cost * double(std::min(columns, column_block)), int(threads),
+                 [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit++) {
         // `other` numbers the outputs of all outer dims but the contiguous one.
         const int64_t other = unit / blocks, first = unit % blocks * column_block;
@@ -226,7 +236,7 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
     return;
   }
 
-  parallel_for(outputs, 4 * cost, int(threads), [&](int64_t begin, int64_t end) {
+  parallel_for(outputs, 8 * cost, int(threads), [&](int64_t begin, int64_t end) {
     A* buffer = scratch<A>(gather_block);
     for (int64_t o = begin; o < end; o++) {
       const T* source = x + outer.offset(o);
@@ -240,7 +250,7 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
         if (mean_out) narrow(mean, mean_out + o);
         total = gathered_squares(reduced, source, mean, buffer);
       }
-      finish.write(1, &total, out + o);
+      finish.write(1, &total, out + o, 1);
     }
   });
 }

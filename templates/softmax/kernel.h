@@ -37,7 +37,7 @@ BI_INLINE A row_maximum(int64_t n, const T* x) {
 template <class T>
 void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
   using A = accumulator_t<T>;
-  parallel_for(rows, double(n) * 4, int(threads), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
     A* exponentials = log ? nullptr : scratch<A>(n);
     for (int64_t r = begin; r < end; r++) {
       const T* row = x + r * x_row;

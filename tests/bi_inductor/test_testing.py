@@ -39,7 +39,7 @@ HALVES_AND_FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64
 
 
 def add_in_order(tree: Tree) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A float32 sum that adds as ``tree`` says; a node of many keeps 24 bits below its largest child, as hardware does."""
+    """A float32 sum that adds as ``tree`` says; a node of many keeps 24 bits from its largest child down, no more."""
 
     def total(terms: torch.Tensor) -> torch.Tensor:
         value: dict[int, torch.Tensor] = {}
@@ -69,7 +69,7 @@ def trees(draw: st.DrawFn, max_terms: int, max_children: int = 2) -> Tree:
     return roots[0]
 
 
-# --- the tree -----------------------------------------------------------------------------------------------------------
+# --- the tree --------------------------------------------------------------------------------------------------------
 
 
 @given(trees(40, max_children=4))
@@ -139,7 +139,7 @@ def test_render_of_other_shapes() -> None:
     assert in_order.render().endswith("lanes added in order: 0, 1, ..., 3")
 
 
-# --- recovery -----------------------------------------------------------------------------------------------------------
+# --- recovery --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -192,7 +192,7 @@ def test_limits_are_stated() -> None:
         accumulation_tree_of_nonnegative_terms(torch.sum, 4, dtype=torch.float16)
 
 
-# --- the reference adds as docs/numerics.md says -----------------------------------------------------------------------
+# --- the reference adds as docs/numerics.md says ---------------------------------------------------------------------
 
 REFERENCE_SUMS = {
     "sum": lambda x: reference.reduce("sum", x),
@@ -258,7 +258,7 @@ def test_reference_chains(dtype: torch.dtype) -> None:
     assert accumulation_tree(embedding, 50, dtype=dtype) == expected_tree(1, 50)
 
 
-# --- controls: other orders are seen -----------------------------------------------------------------------------------
+# --- controls: other orders are seen ---------------------------------------------------------------------------------
 
 
 def test_planted_orders_are_caught() -> None:

@@ -20,7 +20,7 @@ FLOATS = [torch.float32, torch.float64]
 INTEGER_OF_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 INF, NAN = math.inf, math.nan
 
-# numpy's longdouble holds 64 bits of precision on x86: exact enough to judge float64. Where it is float64, half a bit is lost.
+# numpy's longdouble has 64 bits of precision on x86, enough to judge float64 by; elsewhere it may be float64 itself.
 Exact = npt.NDArray[np.longdouble]
 
 
@@ -43,7 +43,7 @@ def exact(x: torch.Tensor) -> Exact:
 
 
 def assert_accurate(actual: torch.Tensor, expected: Exact, rounding_steps: float, magnitude: Exact) -> None:
-    """``actual`` is within ``rounding_steps`` half-units of the accumulation type at ``magnitude``, then one rounding."""
+    """``actual`` is ``expected`` up to so many roundings of ``magnitude`` in the accumulation type, and one of its own."""
     accumulation = torch.finfo(reference.accumulation_dtype(actual.dtype))
     output = torch.finfo(actual.dtype)
     error = np.abs(exact(actual) - expected)
@@ -56,7 +56,7 @@ def steps(n: int, lanes: int) -> float:
     return n / lanes + math.log2(lanes) + 1
 
 
-# --- accuracy -----------------------------------------------------------------------------------------------------------
+# --- accuracy --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -166,19 +166,18 @@ def test_attention_accuracy(mask: str, dtype: torch.dtype) -> None:
     query = random(batch, heads, queries, size, dtype=dtype)
     key = random(batch, kv_heads, keys, size, dtype=dtype, seed=1)
     value = random(batch, kv_heads, keys, size, dtype=dtype, seed=2)
-    given = {
-        "bool": random(batch, 1, queries, keys, seed=3) > 0,
-        "float": random(heads, queries, keys, dtype=dtype, seed=4),
-    }.get(mask)
+    bool_mask = random(batch, 1, queries, keys, seed=3) > 0
+    float_mask = random(heads, queries, keys, dtype=dtype, seed=4)
+    given = {"bool": bool_mask, "float": float_mask}.get(mask)
     out, lse = reference.attention(query, key, value, given, is_causal=mask == "causal")
 
     # Head h reads key head h // (H / Hk): two query heads share a key head, neighbours in h.
     k, v = (exact(x).repeat(2, axis=1) for x in (key, value))
     s = (exact(query)[:, :, :, None] * k[:, :, None]).sum(-1) / np.sqrt(np.longdouble(size))
     if mask == "float":
-        s = s + exact(given)
+        s = s + exact(float_mask)
     if mask == "bool":
-        s = np.where(given.numpy(), s, -np.inf)
+        s = np.where(bool_mask.numpy(), s, -np.inf)
     if mask == "causal":
         s = np.where(np.tri(queries, keys, dtype=bool), s, -np.inf)
     m = s.max(-1, keepdims=True)
@@ -223,7 +222,7 @@ def ulps(actual: torch.Tensor, expected: Exact, dtype: torch.dtype) -> float:
     return float((np.abs(exact(actual) - expected) / (info.eps * np.exp2(exponent))).max())
 
 
-# --- section 2: zeros and schedules -------------------------------------------------------------------------------------
+# --- section 2: zeros and schedules ----------------------------------------------------------------------------------
 
 PADDINGS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200]
 
@@ -352,7 +351,7 @@ def test_halves_are_rounded_once_at_the_end(dtype: torch.dtype) -> None:
     assert same_bits(reference.layer_norm(a, (70,))[0], reference.layer_norm(a.float(), (70,))[0].to(dtype))
 
 
-# --- section 8: padding, chunks, decode ---------------------------------------------------------------------------------
+# --- section 8: padding, chunks, decode ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -408,7 +407,7 @@ def test_grouped_heads() -> None:
     assert same_bits(out, repeated[0]) and same_bits(lse, repeated[1])
 
 
-# --- special values and edges -------------------------------------------------------------------------------------------
+# --- special values and edges ----------------------------------------------------------------------------------------
 
 
 def test_exp_special_values() -> None:

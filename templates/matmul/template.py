@@ -1,0 +1,96 @@
+"""The matmul template: the library kernel, with Inductor's epilogue nodes run on each region of the output while it is in cache.
+
+Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits (docs/numerics.md section 1).
+
+Inductor internals, checked in torch 2.13.0: CppTemplateKernel.slice_nd, store_output, local_buffers, inplace_update_buffers;
+cpp_gemm_template.gen_2d_view_of_epilogue_buf; aliases of def_kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
+from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+
+from bi_inductor.templates.cpp_template import KernelTemplate
+
+# The name, in the generated function, of the rounded results that the epilogue reads.
+RESULTS = "matmul_results"
+
+
+class MatmulTemplate(KernelTemplate):
+    """A matmul with its epilogue.
+
+    Where the results go before the epilogue: into the template's own buffer when others read it too; else into the epilogue's output when that has the
+    same dtype and no input of the epilogue lies there; else into scratch.
+    """
+
+    renders_epilogue = True
+
+    def render(  # type: ignore[override]  # the base takes only keyword arguments
+        self,
+        kernel: CppTemplateKernel,
+        template_buffer_node: ir.CppTemplateBuffer | None = None,
+        flag_template_buffer_has_other_users: bool | None = None,
+        epilogue_nodes: Sequence[ir.IRNode] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The C++ of the call and its epilogue."""
+        if not epilogue_nodes or template_buffer_node is None:
+            return super().render(kernel, template_buffer_node, flag_template_buffer_has_other_users, None)
+        self.load_library()
+        matmul, final = template_buffer_node, epilogue_nodes[-1]
+        outputs: dict[str, ir.Buffer] = {"out": final}
+        aliases: dict[str, str] | None = None
+        if flag_template_buffer_has_other_users:
+            outputs = {"matmul_out": matmul, "out": final}
+        else:
+            aliases = {matmul.get_name(): final.get_name()}
+        signature = self.signature(kernel, outputs, aliases)
+        results = self.results(kernel, matmul, final, bool(flag_template_buffer_has_other_users))
+        region = self.epilogue(kernel, matmul, final, epilogue_nodes)
+        call = self.call(
+            kernel,
+            self.operand(matmul, RESULTS),
+            "[](void* context, int64_t b, int64_t m0, int64_t m1, int64_t n0, int64_t n1) "
+            "{ (*static_cast<decltype(epilogue)*>(context))(b, m0, m1, n0, n1); }",
+            "&epilogue",
+        )
+        body = [
+            results,
+            "auto epilogue = [&](int64_t b, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {",
+            region,
+            "};",
+            *call,
+        ]
+        return self.function(self.header().getvalue(), signature, body)
+
+    def results(self, kernel: CppTemplateKernel, matmul: ir.Buffer, final: ir.Buffer, has_other_users: bool) -> str:
+        """Declares the memory that the matmul writes and the epilogue reads."""
+        element = DTYPE_TO_CPP[matmul.get_dtype()]
+        if has_other_users:
+            return f"{element}* {RESULTS} = {kernel.args.output(matmul.get_name())};"
+        if final.get_dtype() == matmul.get_dtype() and not kernel.args.inplace_buffers:
+            return f"{element}* {RESULTS} = {kernel.args.output(final.get_name())};"
+        numel = self.expression(kernel, matmul.get_numel())
+        return f"std::unique_ptr<{element}[]> scratch(new {element}[{numel}]); {element}* {RESULTS} = scratch.get();"
+
+    def epilogue(
+        self, kernel: CppTemplateKernel, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[ir.IRNode]
+    ) -> str:
+        """The loops of the epilogue over one region [b, m0:m1, n0:n1]."""
+        local = ir.Buffer(name=RESULTS, layout=ir.FixedLayout(torch.device("cpu"), matmul.get_dtype(), matmul.get_size()))
+        kernel.local_buffers[RESULTS] = local
+        view, reindexers = gen_2d_view_of_epilogue_buf(final, matmul, nodes, [], [None] * len(nodes))
+        ranges = [("m0", "m1"), ("n0", "n1")]
+        if len(matmul.get_size()) == 3:
+            ranges = [("b", "b + 1"), *ranges]
+        source, target = kernel.slice_nd(local, ranges), kernel.slice_nd(view, ranges)
+        offsets = [start for start, _ in ranges]
+        code: str = kernel.store_output(target, source, matmul, list(nodes), offsets=offsets, reindexers=reindexers)
+        return code
