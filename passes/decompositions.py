@@ -61,7 +61,19 @@ def decomposition_table(version: str) -> DecompositionTable:
             table.pop(overload, None)
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     table[aten._native_multi_head_attention.default] = native_multi_head_attention
+    table[aten.sort.default] = sort
+    table[aten.sort.stable] = sort_stable
     return table
+
+
+def sort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
+    """Stable: the order of equal elements is then defined, whichever algorithm a machine has for the other kind."""
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+def sort_stable(x: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    """As ``sort`` where the caller left the order of equal elements open."""
+    return NotImplemented if stable else sort(x, dim, descending)
 
 
 def native_multi_head_attention(

@@ -59,12 +59,11 @@ MOVEMENT = (
         ones_like permute repeat repeat_interleave reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d reshape
         resolve_conj resolve_neg roll scalar_tensor select select_scatter slice slice_scatter split split_with_sizes squeeze stack
         t transpose tril tril_indices triu triu_indices unbind unfold unsqueeze view zeros zeros_like view_as_real real
-        _reshape_alias _to_copy bernoulli_zero set_ sym_size sym_stride sym_numel sym_storage_offset item
-        _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse broadcast_in_dim
-        index_put_overwrite resize
+        _reshape_alias _to_copy set_ sym_size sym_stride sym_numel sym_storage_offset item
+        _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
-    | _names("prims", "broadcast_in_dim iota device_put empty_strided view_of inductor_force_stride_order _inductor_test")
+    | _names("prims", "broadcast_in_dim iota device_put empty_strided view_of inductor_force_stride_order")
     | _names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 
@@ -126,8 +125,8 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
         return OpClass.MOVEMENT if name in MOVEMENT else OpClass.UNSUPPORTED
     if name in SUMS and not any(dtype.is_floating_point for dtype in dtypes):
         return OpClass.EXACT
-    if rewritten:
-        return OpClass.REWRITTEN if dtypes & set(DTYPES) else OpClass.UNSUPPORTED
+    if rewritten and dtypes & set(DTYPES):
+        return OpClass.REWRITTEN
     for members, op_class in (
         (ELEMENTWISE, OpClass.ELEMENTWISE),
         (MOVEMENT, OpClass.MOVEMENT),

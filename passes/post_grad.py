@@ -6,7 +6,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from bi_inductor.options import Options
-from bi_inductor.passes.classify import classify_graph
+from bi_inductor.passes.classify import classify_graph, require_supported
+from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
 
 
@@ -24,8 +25,9 @@ class PostGradPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError."""
-        classify_graph(graph, self.options)
-        rewrite(graph)
+        classes = classify_graph(graph, self.options)
+        declined = rewrite(graph)
+        require_supported([node for node in declined if classes[node] is OpClass.REWRITTEN], self.options)
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,13 +57,15 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def rewrite(graph: Graph) -> None:
-    """Applies the rules to every node, in place; dead results are removed."""
+def rewrite(graph: Graph) -> list[Node]:
+    """Applies the rules to every node, in place; dead results are removed. Returns the nodes that their rule left as they are."""
+    declined = []
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in RULES:
             continue
         replacement = RULES[node.target](Rewriter(node), *node.args, **node.kwargs)
         if replacement is None:
+            declined.append(node)
             continue
         if isinstance(replacement, tuple):
             for user in list(node.users):
@@ -73,6 +76,7 @@ def rewrite(graph: Graph) -> None:
         graph.erase_node(node)
     # Statistics that nobody saved.
     graph.eliminate_dead_code()
+    return [node for node in declined if not node._erased]
 
 
 def _is_float(x: Any) -> bool:
@@ -154,6 +158,21 @@ def _var_mean(
     if variance is None:
         return None
     return variance, rewriter.emit(ops.mean.default, x, _dims(dim), keepdim)
+
+
+@rule(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+def _extremum(rewriter: Rewriter, x: Node, *args: Any) -> Node | None:
+    # Which of +0 and -0 a maximum keeps follows the order of the loop; adding +0 leaves one zero.
+    return rewriter.emit(aten.add.Tensor, rewriter.emit(rewriter.node.target, x, *args), 0.0) if _is_float(x) else None
+
+
+@rule(aten.max.dim, aten.min.dim)
+def _extremum_and_index(rewriter: Rewriter, x: Node, *args: Any) -> tuple[Node, Node] | None:
+    if not _is_float(x):
+        return None
+    both = rewriter.emit(rewriter.node.target, x, *args)
+    values, indices = (rewriter.emit(operator.getitem, both, i) for i in (0, 1))
+    return rewriter.emit(aten.add.Tensor, values, 0.0), indices
 
 
 @rule(aten.cumsum.default)

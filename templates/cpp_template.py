@@ -18,7 +18,7 @@ from torch._inductor.codegen.cpp_utils import cexpr_index
 from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
-from bi_inductor.templates.library import DTYPES, Kernel, Parameter
+from bi_inductor.templates.library import DTYPES, Kernel, Parameter, start_loading
 from bi_inductor.templates.operand import Address, Operand
 
 Arguments = Callable[[dict[str, Operand | None], Operand], dict[str, Any]]
@@ -74,6 +74,7 @@ class KernelTemplate(CppTemplate):
         self.kernel_dtype = dtype
         self.inputs = inputs
         self.arguments = arguments
+        start_loading(kernel, dtype)
 
     def render(  # type: ignore[override]  # the base takes only keyword arguments
         self,

@@ -8,6 +8,7 @@ symbol would have another name.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import enum
@@ -23,9 +24,8 @@ from bi_inductor.errors import CompilerError
 
 TEMPLATES = Path(__file__).parent
 
-# Restores what Inductor's default flags give up. The config value is pasted behind "-ffp-contract=" into the command line, which is the one
-# place where a flag can be added without patching (torch._inductor.cpp_builder._get_ffast_math_flags, checked in 2.13.0).
-STRICT_FLOATING_POINT = {"cpp.enable_floating_point_contract_flag": "off -fsigned-zeros"}
+# Restores what Inductor's default flags give up; later flags win.
+STRICT_FLOATING_POINT = ("-ffp-contract=off", "-fsigned-zeros")
 
 
 class Parameter(enum.Enum):
@@ -155,20 +155,21 @@ def inline_header(path: Path, seen: set[Path] | None = None) -> str:
     return "\n".join(lines)
 
 
-_loading = threading.RLock()
+# Kernels are built while Inductor is still lowering and writing the graph: the compiler runs as a process of its own.
+_builders = concurrent.futures.ThreadPoolExecutor(max_workers=2, thread_name_prefix="bi_inductor_build")
+_libraries: dict[tuple[Kernel, torch.dtype], concurrent.futures.Future[ctypes.CDLL]] = {}
+_lock = threading.Lock()
 
 
-@functools.cache
-def _library(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
-    # torch._inductor.codecache.CppCodeCache.load(source) -> ctypes.CDLL, checked in torch 2.13.0. It keeps the library in Inductor's cache
-    # folder under a hash of source and flags, guards it with a file lock, and finds the compiler as Inductor does.
+def _build(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
+    # torch._inductor.codecache.CppCodeCache.load(source, extra_flags=...) -> ctypes.CDLL, checked in torch 2.13.0. It keeps the library in
+    # Inductor's cache folder under a hash of source and flags, guards it with a file lock, and finds the compiler as Inductor does.
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
     try:
-        with config.patch(STRICT_FLOATING_POINT):
-            library = CppCodeCache.load(kernel.source(dtype), "cpu", needs_vec_isa=True)
+        library = CppCodeCache.load(kernel.source(dtype), "cpu", extra_flags=STRICT_FLOATING_POINT, needs_vec_isa=True)
     except InvalidCxxCompiler as error:
         raise CompilerError(
             "backend 'batch_invariant' found no C++ compiler. Install g++ (Debian and Ubuntu: apt-get install g++) or name one in the "
@@ -182,14 +183,24 @@ def _library(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
     return ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)
 
 
+def start_loading(kernel: Kernel, dtype: torch.dtype) -> concurrent.futures.Future[ctypes.CDLL]:
+    """Begins to build and load the instantiation of ``kernel`` for ``dtype`` in the background, once a process."""
+    with _lock:
+        future = _libraries.get((kernel, dtype))
+        # A failure is not kept: the user may install a compiler and try again.
+        if future is None or (future.done() and future.exception() is not None):
+            future = _builders.submit(_build, kernel, dtype)
+            _libraries[kernel, dtype] = future
+        return future
+
+
 def load(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
-    """Builds (if no cache has it) and loads the instantiation of ``kernel`` for ``dtype``.
+    """The library that holds the instantiation of ``kernel`` for ``dtype``, built if no cache has it.
 
     Raises:
         CompilerError: no C++ compiler, or it failed.
     """
-    with _loading:
-        return _library(kernel, dtype)
+    return start_loading(kernel, dtype).result()
 
 
 def load_for_graph(function: str, dtype_name: str, symbol: str) -> None:

@@ -86,9 +86,7 @@ def of_attention_scores(
     return total
 
 
-def of_attention_denominator(
-    lse: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], head_dim: int = 1
-) -> SumFunction:
+def of_attention_denominator(lse: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], head_dim: int = 1) -> SumFunction:
     """The sum of exponentials over n keys. For :func:`accumulation_tree_of_nonnegative_terms`.
 
     ``lse(query, key, value)`` is the log-sum-exp statistic of attention with scale 1 of operands [1, 1, 1, head_dim],

@@ -34,9 +34,7 @@ _FLOAT16_TERMS = 2**14
 _EXACT_COUNT = {torch.float64: 2**53, torch.float32: 2**24, torch.bfloat16: 2**8, torch.float16: 2**11}
 
 
-def accumulation_tree(
-    fn: SumFunction, n: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> Tree:
+def accumulation_tree(fn: SumFunction, n: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tree:
     """The tree in which ``fn`` adds the ``n`` elements of its argument.
 
     ``fn`` maps a tensor [n] of ``dtype`` on ``device`` to a tensor of one element: the plain sum, whatever computes it

@@ -205,6 +205,13 @@ void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T
     const T* from[keys_at_a_time];
     // Past the end the last key stands in; its scores there are never read.
     for (int j = 0; j < keys_at_a_time; j++) from[j] = k_base + (key + j < used ? key + j : used - 1) * k_row;
+#ifdef PFD
+    if (key + PFD + keys_at_a_time <= used) {
+      const T* ahead = k_base + (key + PFD) * k_row;
+      for (int j = 0; j < keys_at_a_time; j++, ahead += k_row)
+        for (int64_t d = 0; d < head_dim; d += int64_t(64 / sizeof(T))) __builtin_prefetch(ahead + d, 0, PFL);
+    }
+#endif
     const auto sweep = [&](const auto* const* k) {
       int64_t row = 0;
       for (; row + 2 <= count; row += 2)

@@ -257,7 +257,9 @@ struct LaneTile {
   template <class R, class A>
   static BI_NOINLINE void run(int64_t terms, const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale, A* out,
                              int64_t out_stride) {
-    constexpr int64_t chunk = 256;
+    // One row alone reads every value once, from far away and 16 keys apart, which no prefetcher of the machine follows.
+    constexpr bool prefetches = rows == 1 && vectors > 2;
+    constexpr int64_t chunk = prefetches ? 64 : 256;
     Vec<A> partial[lanes][size];
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += chunk) {
       const int64_t end = terms < begin + chunk ? terms : begin + chunk;
@@ -267,6 +269,12 @@ struct LaneTile {
         for (int t = 0; t < together; t++) {
 #pragma GCC unroll 12
           for (int i = 0; i < size; i++) sum[t][i] = begin == 0 ? Vec<A>::zero() : partial[pass + 8 * t][i];
+        }
+        if (prefetches) {
+          const int64_t next = end + pass * (chunk / passes);
+          for (int64_t row = next; row < next + chunk / passes && row < terms; row++)
+#pragma GCC unroll 4
+            for (int c = 0; c < vectors; c += 2) __builtin_prefetch(right + row * right_row + 8 * c, 0, 2);
         }
         int64_t i = begin + pass;
         for (; i + 8 * (together - 1) < end; i += lanes) {

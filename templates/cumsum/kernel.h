@@ -21,15 +21,48 @@ BI_INLINE void cumsum_columns(int64_t n, int64_t inner, const T* x, T* out, Coun
   }
 }
 
+// A chain waits for each addition, so several independent chains advance together. They run in a buffer whose rows do not share cache
+// sets, as rows of x a power of two apart would.
+constexpr int cumsum_together = 8;
+constexpr int64_t cumsum_chunk = 128;
+
+template <class T>
+inline void cumsum_chains(int chains, const int64_t* start, int64_t n, int64_t inner, const T* x, T* out) {
+  using A = accumulator_t<T>;
+  A buffer[cumsum_together][cumsum_chunk + 8] = {};
+  A chain[cumsum_together] = {};
+  for (int64_t begin = 0; begin < n; begin += cumsum_chunk) {
+    const int64_t here = std::min(cumsum_chunk, n - begin);
+    for (int k = 0; k < chains; k++) {
+      const T* source = x + start[k] + begin * inner;
+      if (inner == 1)
+        for_each_vector(here, [&](int64_t i, auto count) { load<A>(source + i, count).store(buffer[k] + i); });
+      else
+        for (int64_t i = 0; i < here; i++) buffer[k][i] = widen(source[i * inner]);
+    }
+    for (int64_t i = 0; i < here; i++)
+      for (int k = 0; k < cumsum_together; k++) {
+        chain[k] = chain[k] + buffer[k][i];
+        buffer[k][i] = chain[k];
+      }
+    for (int k = 0; k < chains; k++) {
+      T* target = out + start[k] + begin * inner;
+      if (inner == 1)
+        for_each_vector(here, [&](int64_t i, auto count) { store(Vec<A>::load(buffer[k] + i), target + i, count); });
+      else
+        for (int64_t i = 0; i < here; i++) narrow(buffer[k][i], target + i * inner);
+    }
+  }
+}
+
 }  // namespace detail
 
 // x and out are contiguous [outer, n, inner]; the sums run along n.
 template <class T>
 void cumsum(int64_t outer, int64_t n, int64_t inner, const T* x, T* out, int64_t threads) {
-  using A = accumulator_t<T>;
   if (inner >= 8) {
     const int64_t blocks = (inner + 7) / 8;
-    parallel_for(outer * blocks, double(n) * 8, int(threads), [&](int64_t begin, int64_t end) {
+    parallel_for(outer * blocks, double(n) * 4, int(threads), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit++) {
         const int64_t column = unit % blocks * 8, start = unit / blocks * n * inner + column;
         if (column + 8 <= inner)
@@ -40,32 +73,14 @@ void cumsum(int64_t outer, int64_t n, int64_t inner, const T* x, T* out, int64_t
     });
     return;
   }
-  // A chain waits for each addition, so several independent chains advance together.
-  constexpr int together = 8;
+  constexpr int together = detail::cumsum_together;
   const int64_t chains = outer * inner, blocks = (chains + together - 1) / together;
-  parallel_for(blocks, double(n) * 2 * together, int(threads), [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; block++) {
-      const int64_t first = block * together, here = std::min<int64_t>(together, chains - first);
+  parallel_for(blocks, double(n) * together, int(threads), [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * together; first < std::min(end * together, chains); first += together) {
+      const int here = int(std::min<int64_t>(together, chains - first));
       int64_t start[together];
-      A chain[together];
-      for (int k = 0; k < together; k++) {
-        const int64_t index = std::min<int64_t>(first + k, chains - 1);
-        start[k] = index / inner * n * inner + index % inner;
-        chain[k] = A(0);
-      }
-      if (here == together) {
-        for (int64_t i = 0; i < n * inner; i += inner)
-          for (int k = 0; k < together; k++) {
-            chain[k] = chain[k] + widen(x[start[k] + i]);
-            narrow(chain[k], out + start[k] + i);
-          }
-      } else {
-        for (int64_t k = 0; k < here; k++)
-          for (int64_t i = 0; i < n * inner; i += inner) {
-            chain[k] = chain[k] + widen(x[start[k] + i]);
-            narrow(chain[k], out + start[k] + i);
-          }
-      }
+      for (int k = 0; k < here; k++) start[k] = (first + k) / inner * n * inner + (first + k) % inner;
+      detail::cumsum_chains(here, start, n, inner, x, out);
     }
   });
 }

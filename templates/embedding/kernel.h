@@ -29,10 +29,14 @@ void embedding_backward(int64_t positions, int64_t width, int64_t rows, int64_t 
   for (int64_t i = 0; i < positions; i++)
     if (counts(i)) order[end_of[index[i]]++] = i;
 
-  const double cost = double(width) * (1 + double(total) / double(std::max<int64_t>(rows, 1)));
+  const double cost = 0.25 * double(width) * (1 + double(total) / double(std::max<int64_t>(rows, 1)));
   parallel_for(rows, cost, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; v++) {
       const int64_t first = end_of[v - 1], last = end_of[v];
+      if (first == last) {  // most rows of a vocabulary
+        std::memset(static_cast<void*>(out + v * width), 0, size_t(width) * sizeof(T));
+        continue;
+      }
       for_each_vector(width, [&](int64_t j, auto count) {
         Vec<A> chain = Vec<A>::zero();
         for (int64_t k = first; k < last; k++) chain = chain + load<A>(grad + order[k] * width + j, count);

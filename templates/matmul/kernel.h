@@ -169,12 +169,18 @@ inline void multiply_lanes(const MatmulEntry<T>& e, bool few_are_rows, int64_t b
   }
 }
 
+#ifndef BI_STRIP
+#define BI_STRIP 2048
+#endif
+#ifndef BI_STRIP_ROWS
+#define BI_STRIP_ROWS 16
+#endif
 // Schedule "strips" for the columns [begin, end).
 template <class T>
 inline void multiply_strips(const MatmulEntry<T>& e, int64_t begin, int64_t end) {
   using A = accumulator_t<T>;
   constexpr int64_t block = 8 * matmul_lanes;  // a lane's accumulators stay in registers for this many rows of B
-  const int64_t padded = lane_steps(e.k) * matmul_lanes, strip = e.m == 1 ? 256 : 128;
+  const int64_t padded = lane_steps(e.k) * matmul_lanes, strip = std::max<int64_t>(64, BI_STRIP / e.m / 16 * 16);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   A* packed = buffers.rows.reserve(e.m * padded + 1);
   copy_vectors(e.a, e.a_row, e.a_col, e.m, e.k, packed, padded);
@@ -207,6 +213,9 @@ inline void multiply_strips(const MatmulEntry<T>& e, int64_t begin, int64_t end)
   }
 }
 
+#ifndef BI_TOGETHER
+#define BI_TOGETHER 65536
+#endif
 // Schedule "passes" for the rows [m0, m1) x columns [n0, n1).
 template <class T>
 inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
@@ -218,8 +227,11 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
   const int64_t region = std::max<int64_t>(64, 32768 / block_rows / width * width);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   const int64_t steps = lane_steps(e.k), partial_elements = tiles_together * fold_levels * partial_tile;
-  A* partial = buffers.columns.reserve(partial_elements + matmul_lanes * lane_stride(width, steps));
-  A* b_panel = partial + partial_elements;
+  // Columns that lie side by side are packed together: a panel alone takes one cache line from each of the k rows of B.
+  const int64_t panel_elements = matmul_lanes * lane_stride(width, steps);
+  const int64_t together = e.b_col == 1 ? std::min<int64_t>(16, std::max<int64_t>(1, BI_TOGETHER / panel_elements)) : 1;
+  A* partial = buffers.columns.reserve(partial_elements + together * panel_elements);
+  A* b_panels = partial + partial_elements;
   A* scratch = e.stores_sums_in_out() ? nullptr : buffers.sums.reserve(block_rows * region);
   for (int64_t m = m0; m < m1; m += block_rows) {
     const int64_t block_end = std::min(m1, m + block_rows);
@@ -230,12 +242,15 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
       const int64_t region_end = std::min(n1, c + region);
       A* sums = e.stores_sums_in_out() ? reinterpret_cast<A*>(e.out) + m * e.out_row + c : scratch;
       const int64_t sums_row = e.stores_sums_in_out() ? e.out_row : region;
-      for (int64_t n = c; n < region_end; n += width) {
-        const int64_t columns = std::min(width, region_end - n);
-        pack_columns(e.b + n * e.b_col, e.b_row, e.b_col, columns, e.k, b_panel);
-        const int64_t following = std::min(width, n1 - n - columns);
-        const Prefetch next = Prefetch::columns(e.b + (n + columns) * e.b_col, e.b_row, e.b_col, following, e.k);
-        multiply_panel(panels, packed, b_panel, partial, sums + n - c, sums_row, columns, following > 0 ? next : Prefetch());
+      for (int64_t group = c; group < region_end; group += together * width) {
+        const int64_t group_end = std::min(region_end, group + together * width);
+        pack_columns(e.b + group * e.b_col, e.b_row, e.b_col, group_end - group, e.k, b_panels);
+        for (int64_t n = group; n < group_end; n += width) {
+          const int64_t columns = std::min(width, region_end - n), following = e.b_row == 1 ? std::min(width, n1 - n - columns) : 0;
+          const Prefetch next = Prefetch::columns(e.b + (n + columns) * e.b_col, e.b_row, e.b_col, following, e.k);
+          multiply_panel(panels, packed, b_panels + (n - group) / width * panel_elements, partial, sums + n - c, sums_row, columns,
+                         following > 0 ? next : Prefetch());
+        }
       }
       e.finish(m, block_end, c, region_end, sums, sums_row);
     }
@@ -293,7 +308,10 @@ inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, in
 }
 
 #ifndef BI_MATMUL_FEW
-#define BI_MATMUL_FEW 24
+// Rows that suit vectors along K: they have to stay in L1 or L2 while B streams past them.
+inline bool is_few(int64_t m, int64_t k) { return m <= 16 || (m <= 32 && m * k <= 49152); }
+#else
+inline bool is_few(int64_t m, int64_t) { return m <= BI_MATMUL_FEW; }
 #endif
 
 // Strides count elements and may take any value, 0 included; `b` is [k, n]; `bias` may be null; `out` has column stride 1 and overlaps
@@ -321,9 +339,9 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
                           has_bias ? bias + index * bias_batch : nullptr, bias_row, bias_col, A(alpha), A(beta),
                           out + index * out_batch, out_row, epilogue, epilogue_context, merged_rows};
   };
-  const bool short_k = k <= most_short_k && !(b_row == 1 && a_col == 1 && m <= BI_MATMUL_FEW);
-  const bool strips = !short_k && m <= 4 && b_col == 1 && b_row != 1;
-  const bool few_rows = !short_k && !strips && m <= BI_MATMUL_FEW && (b_row == 1 || m == 1);
+  const bool short_k = k <= most_short_k && !(b_row == 1 && a_col == 1 && is_few(m, k));
+  const bool strips = !short_k && m <= BI_STRIP_ROWS && b_col == 1 && b_row != 1;
+  const bool few_rows = !short_k && !strips && (b_row == 1 || m == 1) && is_few(m, k);
   const bool few_columns = !short_k && !strips && !few_rows && n <= 12 && m > n && a_col == 1;
   // Threads split the outputs of one entry where the batch alone does not feed them evenly.
   int64_t parts = batch % threads == 0 || batch >= 8 * threads ? 1 : threads;

@@ -54,14 +54,19 @@ BI_INLINE Vec<float> fold_eight(const Vec<float>* sums) {
 #endif
 
 // sums[i * sums_row + j] = lane sum of a[i * a_row + k] * b[j * b_column + k], for `rows` <= 2 rows and `columns` <= 4 columns.
-// `a` holds the accumulation type, padded with zeros to a multiple of 16 along K; `b` is never read past `k`.
-template <int rows, int columns, class T, class A>
+// `a` holds the accumulation type, padded with zeros to a multiple of 16 along K; `b` is never read past `k`. `prefetch` asks for the
+// columns that follow these.
+template <int rows, int columns, bool prefetch, class T, class A>
 BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row) {
   Vec<A> accumulator[rows][columns][lane_vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows * columns * lane_vectors; i++) (&accumulator[0][0][0])[i] = Vec<A>::zero();
   const int64_t full = k / matmul_lanes * matmul_lanes;
   for (int64_t p = 0; p < full; p += matmul_lanes) {
+    if (prefetch) {
+#pragma GCC unroll 4
+      for (int j = 0; j < columns; j++) __builtin_prefetch(b + (j + columns) * b_column + p, 0, 2);
+    }
 #pragma GCC unroll 2
     for (int v = 0; v < lane_vectors; v++) {
       Vec<A> weight[columns];
@@ -117,15 +122,15 @@ inline void lanes_columns(int64_t rows, const A* a, int64_t a_row, const T* b, i
   constexpr int tile_rows = sizeof(A) == 4 ? 2 : 1;
   int64_t i = 0;
   if (columns == 3) {
+    if (rows >= tile_rows) lanes_tile<tile_rows, 3, true>(a, a_row, b, b_column, k, sums, sums_row), i = tile_rows;
     for (; i + tile_rows <= rows; i += tile_rows)
-      lanes_tile<tile_rows, 3>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
-    for (; tile_rows > 1 && i < rows; i++)
-      lanes_tile<1, 3>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+      lanes_tile<tile_rows, 3, false>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+    if (i < rows) lanes_tile<1, 3, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
     return;
   }
   for (int64_t j = 0; j < columns; j++)
     for (i = 0; i < rows; i++)
-      lanes_tile<1, 1>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row);
+      lanes_tile<1, 1, false>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row);
 }
 
 // One block of K for a strip of columns: lane[l][i][n] continues its chain over k = l, l + 16, ... of the block.

@@ -167,15 +167,28 @@ inline void pack_rows(const RowPanels& panels, const T* a, int64_t a_row, int64_
                  lane_stride(panel_rows, panels.steps));
 }
 
-// A panel of up to panel_columns columns of b, zeros in the columns that are missing.
+// Panels of panel_columns columns of b, one after the other; zeros in the columns that the last panel lacks.
 template <class T, class A>
-inline void pack_columns(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k, A* panel) {
-  constexpr int width = panel_columns<A>;
-  const int64_t lane = lane_stride(width, lane_steps(k));
-  for (int64_t n = 0; n < width; n += 8) {
-    const int64_t count = columns - n < 0 ? 0 : columns - n < 8 ? columns - n : 8;
-    pack_vectors(b + (count > 0 ? n * b_col : 0), b_col, b_row, count, k, panel + n, width, lane);
+inline void pack_columns(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k, A* panels) {
+  constexpr int64_t width = panel_columns<A>;
+  const int64_t steps = lane_steps(k), lane = lane_stride(width, steps), stride = matmul_lanes * lane;
+  if (b_col != 1) {
+    for (int64_t n = 0; n < columns; n += 8)
+      pack_vectors(b + n * b_col, b_col, b_row, columns - n < 8 ? columns - n : 8, k, panels + n / width * stride + n % width, width, lane);
+  } else {
+    for (int64_t p = 0; p < steps * matmul_lanes; p++) {
+      A* target = panels + (p % matmul_lanes) * lane + (p / matmul_lanes) * width;
+      for (int64_t n = 0; n < columns; n += 8) {
+        const int64_t left = p < k ? columns - n : 0;
+        const Vec<A> row = left >= 8 ? Vec<A>::load(b + p * b_row + n) : left > 0 ? Vec<A>::load(b + p * b_row + n, left) : Vec<A>::zero();
+        row.store(target + n / width * stride + n % width);
+      }
+    }
   }
+  // The half panel that no column reached.
+  for (int64_t n = (columns + 7) / 8 * 8; n % width; n += 8)
+    for (int64_t p = 0; p < steps * matmul_lanes; p++)
+      Vec<A>::zero().store(panels + n / width * stride + n % width + (p % matmul_lanes) * lane + (p / matmul_lanes) * width);
 }
 
 // Asks for the memory of the next panel while this one is being multiplied: packing would wait for it. Two nested strides in bytes.

@@ -53,7 +53,9 @@ class MatmulTemplate(KernelTemplate):
             aliases = {matmul.get_name(): final.get_name()}
         signature = self.signature(kernel, outputs, aliases)
         results = self.results(kernel, matmul, final, bool(flag_template_buffer_has_other_users))
-        region = self.epilogue(kernel, matmul, final, epilogue_nodes)
+        # A local name makes Inductor drop the buffer it stands for, so a buffer that others read keeps its own.
+        source = matmul if flag_template_buffer_has_other_users else self.local_results(kernel, matmul)
+        region = self.epilogue(kernel, source, matmul, final, epilogue_nodes)
         call = self.call(
             kernel,
             self.operand(matmul, RESULTS),
@@ -80,17 +82,22 @@ class MatmulTemplate(KernelTemplate):
         numel = self.expression(kernel, matmul.get_numel())
         return f"std::unique_ptr<{element}[]> scratch(new {element}[{numel}]); {element}* {RESULTS} = scratch.get();"
 
-    def epilogue(
-        self, kernel: CppTemplateKernel, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[ir.IRNode]
-    ) -> str:
-        """The loops of the epilogue over one region [b, m0:m1, n0:n1]."""
+    @staticmethod
+    def local_results(kernel: CppTemplateKernel, matmul: ir.Buffer) -> ir.Buffer:
+        """The results as a buffer of the generated function."""
         local = ir.Buffer(name=RESULTS, layout=ir.FixedLayout(torch.device("cpu"), matmul.get_dtype(), matmul.get_size()))
         kernel.local_buffers[RESULTS] = local
+        return local
+
+    def epilogue(
+        self, kernel: CppTemplateKernel, results: ir.Buffer, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[ir.IRNode]
+    ) -> str:
+        """The loops of the epilogue over one region [b, m0:m1, n0:n1]."""
         view, reindexers = gen_2d_view_of_epilogue_buf(final, matmul, nodes, [], [None] * len(nodes))
         ranges = [("m0", "m1"), ("n0", "n1")]
         if len(matmul.get_size()) == 3:
             ranges = [("b", "b + 1"), *ranges]
-        source, target = kernel.slice_nd(local, ranges), kernel.slice_nd(view, ranges)
+        source, target = kernel.slice_nd(results, ranges), kernel.slice_nd(view, ranges)
         offsets = [start for start, _ in ranges]
         code: str = kernel.store_output(target, source, matmul, list(nodes), offsets=offsets, reindexers=reindexers)
         return code

@@ -72,7 +72,7 @@ inline void normalize_channel(int64_t n, Moments<A> moments, const T* x, const T
 }  // namespace detail
 
 // x is rows x n with element stride 1 and x_row elements between rows; out is contiguous. kind: 0 layer_norm, 1 rms_norm. weight, bias
-// (n each), mean_out and rstd_out (rows each) may be null.
+// (n each), out, mean_out and rstd_out (rows each) may be null.
 template <class T>
 void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
           accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
@@ -82,13 +82,13 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
       const detail::Moments<A> moments = detail::row_moments<A>(kind == 0, n, A(eps), x + r * x_row);
       if (mean_out) mean_out[r] = moments.mean;
       if (rstd_out) rstd_out[r] = moments.rstd;
-      detail::normalize_row(n, moments, x + r * x_row, weight, bias, out + r * n);
+      if (out) detail::normalize_row(n, moments, x + r * x_row, weight, bias, out + r * n);
     }
   });
 }
 
-// x and out are contiguous [batch, channels, spatial]; weight and bias (channels each), mean_out and rstd_out (batch * groups each) may be
-// null.
+// x and out are contiguous [batch, channels, spatial]; weight and bias (channels each), out, mean_out and rstd_out (batch * groups each)
+// may be null.
 template <class T>
 void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups, double eps, const T* x, const T* weight, const T* bias,
                 T* out, accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
@@ -101,6 +101,7 @@ void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups
       const detail::Moments<A> moments = detail::row_moments<A>(true, n, A(eps), group);
       if (mean_out) mean_out[g] = moments.mean;
       if (rstd_out) rstd_out[g] = moments.rstd;
+      if (!out) continue;
       const int64_t first = g % groups * group_channels;
       const T* group_weight = weight ? weight + first : nullptr;
       const T* group_bias = bias ? bias + first : nullptr;

@@ -67,9 +67,7 @@ def exp(x: torch.Tensor) -> torch.Tensor:
     return out.to(x.dtype)
 
 
-def matmul(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
-) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
     """Section 3: ``alpha * a @ b + beta * bias`` for a [M, K], b [K, N] or a [B, M, K], b [B, K, N].
 
     ``bias`` broadcasts to the result, whose dtype is that of ``a``. ValueError for shapes that do not fit.

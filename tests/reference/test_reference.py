@@ -29,9 +29,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a.isnan(), b.isnan()):
         return False
     integer = INTEGER_OF_SIZE[a.element_size()]
-    return torch.equal(a.nan_to_num(0.0).view(integer), b.nan_to_num(0.0).view(integer)) and torch.equal(
-        a.isinf(), b.isinf()
-    )
+    return torch.equal(a.nan_to_num(0.0).view(integer), b.nan_to_num(0.0).view(integer)) and torch.equal(a.isinf(), b.isinf())
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -43,7 +41,7 @@ def exact(x: torch.Tensor) -> Exact:
 
 
 def assert_accurate(actual: torch.Tensor, expected: Exact, rounding_steps: float, magnitude: Exact) -> None:
-    """``actual`` is ``expected`` up to so many roundings of ``magnitude`` in the accumulation type, and one of its own."""
+    """``actual`` is ``expected`` up to so many roundings of ``magnitude`` in the accumulation type, and one at the end."""
     accumulation = torch.finfo(reference.accumulation_dtype(actual.dtype))
     output = torch.finfo(actual.dtype)
     error = np.abs(exact(actual) - expected)
@@ -115,9 +113,7 @@ def test_softmax_accuracy(dtype: torch.dtype) -> None:
     relative = steps_of_sum + 8 + np.abs(shifted)
     assert_accurate(reference.softmax(x, 1), e / total, 1, relative * e / total)
     log_softmax = shifted - np.log(total)
-    assert_accurate(
-        reference.log_softmax(x, 1), log_softmax, 1, steps_of_sum + 8 + np.abs(shifted) + np.abs(log_softmax)
-    )
+    assert_accurate(reference.log_softmax(x, 1), log_softmax, 1, steps_of_sum + 8 + np.abs(shifted) + np.abs(log_softmax))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -230,9 +226,7 @@ PADDINGS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 127, 128, 129, 200]
 def rows_of_every_kind(n: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows [k, n]: plain, cancelling over many magnitudes, huge, tiny, zeros of both signs, infinite, NaN."""
     plain = random(n, dtype=dtype)
-    wide = (
-        plain * torch.logspace(-12, 12, n, dtype=dtype)[torch.randperm(n, generator=torch.Generator().manual_seed(1))]
-    )
+    wide = plain * torch.logspace(-12, 12, n, dtype=dtype)[torch.randperm(n, generator=torch.Generator().manual_seed(1))]
     subnormal = (plain * torch.finfo(dtype).tiny / 8).to(dtype)
     zeros = torch.where(plain > 0, 0.0, -0.0).to(dtype)
     infinite, not_a_number = plain.clone(), plain.clone()
@@ -364,9 +358,7 @@ def test_masked_keys_reach_nothing(form: str, dtype: torch.dtype) -> None:
         keep = torch.tensor([False] * before + [True] * 21 + [False] * after)
         mask = keep if form == "bool" else torch.where(keep, 0.0, -INF).to(dtype)
         for garbage in (0.0, 3.0, INF, NAN):
-            padded_key, padded_value = (
-                torch.nn.functional.pad(x, (0, 0, before, after), value=garbage) for x in (key, value)
-            )
+            padded_key, padded_value = (torch.nn.functional.pad(x, (0, 0, before, after), value=garbage) for x in (key, value))
             padded_out, padded_lse = reference.attention(query, padded_key, padded_value, mask)
             assert same_bits(padded_out, out) and same_bits(padded_lse, lse), (before, after, garbage)
 
