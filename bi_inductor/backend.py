@@ -10,16 +10,18 @@ import contextlib
 import functools
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bi_inductor.errors import OptionError, UnsupportedVersionError
+from bi_inductor.errors import OptionError, UnsupportedVersionError, for_user
 from bi_inductor.options import OPTION_NAMES, Options
-from bi_inductor.pins import config_patches
+from bi_inductor.pins import check_pins_in_force, config_patches
 from bi_inductor.pointwise import pinned_scalar_functions
 
 if TYPE_CHECKING:
@@ -54,6 +56,13 @@ def batch_invariant(
         UnsupportedVersionError: torch is not one of the versions the tests were run on.
         CompilerError: no C++ compiler.
     """
+    with _errors_for_users(sys._getframe()):
+        return _compile(gm, example_inputs, mode, options)
+
+
+def _compile(
+    gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
+) -> Callable[..., Any]:
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
 
@@ -69,7 +78,9 @@ def batch_invariant(
 
     @functools.wraps(compile_fx_inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with _pinned():
+        # A backward may be compiled at its first call, outside of batch_invariant().
+        with _errors_for_users(), _pinned():
+            check_pins_in_force()
             return compile_fx_inner(*args, **kwargs)
 
     with _pinned():
@@ -81,6 +92,23 @@ def batch_invariant(
             decompositions=decomposition_table(version),
         )
     return compiled
+
+
+@contextlib.contextmanager
+def _errors_for_users(caller: FrameType | None = None) -> Iterator[None]:
+    """Errors of ours reach the caller of the compiled function as they are; Dynamo drops the frames above ``caller`` from the traceback."""
+    try:
+        yield
+    except Exception as error:
+        import torch._dynamo
+
+        known = for_user(error, caller)
+        # TORCHDYNAMO_VERBOSE=1: the whole chain, for whoever debugs the compiler.
+        if known is None or torch._dynamo.config.verbose:
+            raise
+    else:
+        return
+    raise known
 
 
 @contextlib.contextmanager
@@ -100,8 +128,6 @@ def split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[Opt
     """
     options = dict(options or {})
     own = {name: options.pop(name) for name in OPTION_NAMES if name in options}
-    unknown = [name for name in own if name not in OPTION_NAMES]
-    assert not unknown
     inductor: dict[str, Any] = {}
     if mode is not None and mode != "default":
         from torch._inductor import list_mode_options

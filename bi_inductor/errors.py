@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from types import FrameType
+from typing import Any
+
 
 class BatchInvariantError(RuntimeError):
     """Base of the errors raised by bi_inductor."""
@@ -37,3 +41,53 @@ class SampleMixingWarning(UserWarning):
 
 class OpaqueOpWarning(UserWarning):
     """A custom op's numerics are unknown: bi_inductor calls it as it is."""
+
+
+def no_compiler(tried: object) -> CompilerError:
+    """The error for a machine on which Inductor found none of the compilers ``tried``."""
+    return CompilerError(
+        "backend 'batch_invariant' found no C++ compiler. Install g++ (Debian and Ubuntu: apt-get install g++) or name one in the "
+        f"environment variable CXX. Tried: {tried}"
+    )
+
+
+def for_user(error: Exception, caller: FrameType | None) -> Exception | None:
+    """The error of ours inside what Inductor and Dynamo made of it, in a class that they let pass; None when it is no error of ours.
+
+    Both wrap whatever a backend raises into ``BackendCompilerFailed``, except subclasses of their ``ShortenTraceback`` (checked in
+    torch 2.13.0: torch._dynamo.output_graph.call_user_compiler, torch._inductor.compile_fx). What is returned is one of those as well as of
+    the class documented here, so ``except bi_inductor.UnsupportedOpError`` works around a compiled call.
+    Frames of the traceback above ``caller`` are dropped.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._inductor import config
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    while isinstance(error, BackendCompilerFailed):
+        error = error.inner_exception
+    if isinstance(error, InvalidCxxCompiler):
+        error = no_compiler(config.cpp.cxx)
+    if not isinstance(error, (BatchInvariantError, OptionError)):
+        return None
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__ and not issubclass(kind, _passing_base()))
+    return _passing(kind)(*error.args, first_useful_frame=caller)
+
+
+def _passing_base() -> type[Exception]:
+    from torch._dynamo.exc import ShortenTraceback
+
+    return ShortenTraceback  # type: ignore[no-any-return]  # untyped
+
+
+@functools.cache
+def _passing(kind: type[Exception]) -> type[Exception]:
+    """``kind`` as a subclass of Dynamo's ShortenTraceback too; it pickles as ``kind``."""
+
+    def __init__(self: Any, *args: Any, first_useful_frame: FrameType | None) -> None:
+        _passing_base().__init__(self, *args, first_useful_frame=first_useful_frame)
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return kind, self.args
+
+    members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, _passing_base()), members)

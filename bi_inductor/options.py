@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from bi_inductor.errors import OptionError
@@ -47,14 +47,18 @@ class Options:
         for name, value in values.items():
             if name == "strict" and not isinstance(value, bool):
                 raise OptionError(f"option 'strict' must be True or False; given {value!r}")
-            if name == "allow" and (isinstance(value, str) or not all(isinstance(item, str) for item in value)):
+            if name == "allow" and not _is_sequence_of_names(value):
                 raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")
-        return dataclasses.replace(self, **{k: tuple(v) if k == "allow" else v for k, v in values.items()})
+        return dataclasses.replace(self, **{k: tuple(sorted(v)) if k == "allow" else v for k, v in values.items()})
+
+
+def _is_sequence_of_names(value: Any) -> bool:
+    return isinstance(value, (Sequence, Set)) and not isinstance(value, str) and all(isinstance(item, str) for item in value)
 
 
 def _parse(variable: str, field: str, text: str) -> Any:
     if field == "allow":
-        return tuple(name.strip() for name in text.split(",") if name.strip())
+        return tuple(sorted(name.strip() for name in text.split(",") if name.strip()))
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:

@@ -7,9 +7,12 @@ of torch does not have is skipped.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import typing
 from typing import Any
 
 from bi_inductor.errors import OptionError
+from bi_inductor.options import OPTION_NAMES
 from bi_inductor.pointwise import POINTWISE_PINS
 
 
@@ -39,8 +42,15 @@ PINS: dict[str, Pin] = {
     "b2b_gemm_pass": Pin(False, "fuses two matmuls into a kernel with another order of sums"),
     "group_fusion": Pin(False, "moves ops into grouped kernels"),
     "batch_fusion": Pin(False, "moves ops into batched kernels"),
+    "pre_grad_fusion_options": Pin({}, "merges matmuls, norms and pointwise ops of several places into one op of another size"),
+    "post_grad_fusion_options": Pin({}, "merges matmuls of several places into one, or turns them into multiply and sum"),
+    "auto_chunker.enable": Pin(False, "cuts a batch into chunks by its size and sums their results"),
     "split_reductions": Pin(False, "splits a sum by its size and the number of rows"),
     "online_softmax": Pin(False, "computes softmax in one pass with running rescaling"),
+    "use_post_grad_passes": Pin(True, "the pass that classifies and rewrites the graph is one of them"),
+    "disabled_passes": Pin("", "can name the pass that classifies and rewrites the graph"),
+    "fallback_by_default": Pin(False, "hands ops to ATen's kernels, whose vector body and tail differ and which split sums by size"),
+    "selective_decompose": Pin(False, "leaves ops whole that the decomposition table takes apart"),
     "cpu_backend": Pin("cpp", "the templates are C++"),
     "cpp.weight_prepack": Pin(False, "hands linears to oneDNN, which picks a kernel by the number of rows"),
     "cpp.gemm_max_k_slices": Pin(1, "slices K by the number of threads"),
@@ -52,11 +62,28 @@ PINS: dict[str, Pin] = {
 }
 
 
+# Settings that the backend fills itself.
+TAKEN = {"post_grad_custom_pre_pass": "the pass that classifies and rewrites the graph is there"}
+
+
+def check_pins_in_force() -> None:
+    """Raises OptionError when a pin is not in force although it was set: some of torch's environment variables win over every setting."""
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    for name, pin in PINS.items():
+        if name in known and known[name] != pin.value:
+            raise OptionError(
+                f"Inductor's setting {name!r} is {known[name]!r} whatever a program sets, and backend 'batch_invariant' needs {pin.value!r}: "
+                f"{pin.reason}. Unset the environment variable of torch that holds it (TORCHINDUCTOR_{name.split('.')[-1].upper()})."
+            )
+
+
 def config_patches(user: dict[str, Any]) -> dict[str, Any]:
     """The pins and the user's Inductor options together, as ``config_patches`` of compile_fx.
 
     Raises:
-        OptionError: an option that Inductor does not have, or one that would undo a pin.
+        OptionError: an option that Inductor does not have, one of another type, or one that would undo a pin.
     """
     from torch._inductor import config
 
@@ -65,11 +92,21 @@ def config_patches(user: dict[str, Any]) -> dict[str, Any]:
     user = {name.replace("-", "_"): value for name, value in user.items()}
     for name, value in user.items():
         if name not in known:
-            raise OptionError(f"unknown option {name!r}: neither an option of batch_invariant nor of Inductor")
+            close = difflib.get_close_matches(name, [*OPTION_NAMES, *known], n=3, cutoff=0.8)
+            meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise OptionError(
+                f"unknown option {name!r}: neither an option of batch_invariant ({', '.join(OPTION_NAMES)}) nor of Inductor{meant}"
+            )
+        if name in TAKEN:
+            raise OptionError(f"option {name!r} is in use by backend 'batch_invariant': {TAKEN[name]}. Leave it out.")
         if name in PINS and value != PINS[name].value:
             pin = PINS[name]
             raise OptionError(
                 f"option {name!r}={value!r} would undo a pin of backend 'batch_invariant' (it is {pin.value!r}): {pin.reason}. "
                 "Leave it out."
             )
+        expected = config.get_type(name)
+        # As torch.compile does for backend "inductor": a subscripted type has no isinstance.
+        if typing.get_origin(expected) is None and not isinstance(value, expected):
+            raise OptionError(f"option {name!r} must be of type {expected.__name__}; given {value!r}")
     return {**user, **{name: pin.value for name, pin in PINS.items() if name in known}}

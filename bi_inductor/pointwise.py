@@ -292,21 +292,24 @@ def _converted(source: Any, dtype: torch.dtype, rounding: bool) -> BracesBuffer 
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
-    to_byte = source.dtype in (torch.float32, torch.float64) and dtype in (torch.int8, torch.uint8)
+    to_byte = source.dtype.is_floating_point and dtype in (torch.int8, torch.uint8)
     if not to_byte and (source.dtype, dtype) != (torch.int64, torch.float32):
         return None
     element, result = DTYPE_TO_CPP[source.dtype], DTYPE_TO_CPP[dtype]
+    if source.dtype.is_floating_point and source.dtype.itemsize < 4:
+        # Vector code goes through float, exactly.
+        element = "float"
     # Vectors of one number of lanes: a float vector's. Types of eight bytes take two registers, smaller ones share one.
     registers = 2 if source.dtype.itemsize == 8 else 1
-    vector = f"at::vec::VectorizedN<{element}, {registers}>"
+    vector = f"at::vec::VectorizedN<{element}, {registers}>" if registers > 1 else f"at::vec::Vectorized<{element}>"
+    broadcast = f"{vector}(static_cast<{element}>({source}))"
     name = "round_convert" if rounding else "convert"
     arguments = f"{result}, 1, {element}, {registers}" if registers > 1 else result
-    operand = f"{vector}({source})" if registers > 1 else f"at::vec::Vectorized<{element}>({source})"
     code = BracesBuffer()
     code.writeline("[&]()")
     with code.indent():
         code.writeline(f"__at_align__ {result} lanes[at::vec::Vectorized<{result}>::size()];")
-        code.writeline(f"at::vec::{name}<{arguments}>({operand}).store(lanes);")
+        code.writeline(f"at::vec::{name}<{arguments}>({broadcast}).store(lanes);")
         code.writeline("return lanes[0];")
     code.writeline("()")
     return code

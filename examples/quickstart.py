@@ -120,7 +120,7 @@ class DecoderStep(nn.Module):
 
         Returns the logits of the last token [batch, vocabulary] and the cache with the new tokens appended.
         """
-        past = DynamicCache()
+        past: Any = DynamicCache()
         for layer in range(len(cache) // 2):
             past.update(cache[2 * layer], cache[2 * layer + 1], layer)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]

@@ -65,36 +65,34 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """One attention op for every rank, mask and head count. With dropout the parts: matmul, softmax, dropout, matmul."""
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("scaled_dot_product_attention takes attn_mask or is_causal=True; given both")
-    batch: tuple[Any, ...] = query.shape[:-2]
-    if not enable_gqa:
-        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        query, key, value = (t.expand(*batch, *t.shape[-2:]) for t in (query, key, value))
+    kept = 3 if enable_gqa else 2
+    batch: tuple[Any, ...] = torch.broadcast_shapes(*(t.shape[:-kept] for t in (query, key, value)))
+    query, key, value = (t.expand(*batch, *t.shape[-kept:]) for t in (query, key, value))
+    if enable_gqa and key.shape[-3] != value.shape[-3]:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     if dropout_p > 0.0:
         return _attention_with_dropout(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
         wide = torch.promote_types(query.dtype, attn_mask.dtype)
         parts = (t.to(wide) for t in (query, key, value, attn_mask))
-        wide_result = scaled_dot_product_attention(*parts, scale=scale, enable_gqa=enable_gqa)
+        wide_result = scaled_dot_product_attention(*parts, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         return wide_result.to(query.dtype)
-    mask = attn_mask
-    if mask is not None:
-        mask = mask.expand(*batch, query.shape[-2], key.shape[-2])
-    tensors = [_four_dims(t) for t in (query, key, value)]
-    mask = None if mask is None else _four_dims(mask)
+    mask = None if attn_mask is None else _four_dims(attn_mask.expand(*query.shape[:-1], key.shape[-2]), enable_gqa)
+    tensors = (_four_dims(t, enable_gqa) for t in (query, key, value))
     out = torch.ops.bi_inductor.attention(*tensors, mask, is_causal, scale)
-    result: torch.Tensor = out if query.dim() == 4 else out.reshape([*batch, *out.shape[-2:]])
+    result: torch.Tensor = out if query.dim() == 4 else out.reshape([*query.shape[:-1], out.shape[-1]])
     return result
 
 
-def _four_dims(x: torch.Tensor) -> torch.Tensor:
-    """[..., length, dim] as [batch, heads, length, dim]: no batch dims are 1 x 1, one is batch, more than two flatten into the batch."""
+def _four_dims(x: torch.Tensor, third_is_heads: bool) -> torch.Tensor:
+    """[..., length, dim] as [batch, heads, length, dim]: no batch dims are 1 x 1, one is heads or batch, more than two flatten into the batch."""
     if x.dim() == 4:
         return x
     if x.dim() > 4:
         return x.flatten(0, x.dim() - 4)
-    return x.unsqueeze(-3) if x.dim() == 3 else x.unsqueeze(0).unsqueeze(0)
+    if x.dim() == 2:
+        return x.unsqueeze(0).unsqueeze(0)
+    return x.unsqueeze(0 if third_is_heads else -3)
 
 
 def _attention_with_dropout(
@@ -110,13 +108,14 @@ def _attention_with_dropout(
     if group > 1:
         key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)
     scores = torch.matmul(query, key.mT) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
         scores = torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = torch.where(causal, scores, float("-inf"))
     attended = (scores != float("-inf")).any(-1, keepdim=True)
     probabilities = torch.where(attended, torch.softmax(scores, -1), 0.0)
-    return torch.matmul(torch.dropout(probabilities, dropout_p, True), value)
+    return torch.matmul(torch.dropout(probabilities.to(value.dtype), dropout_p, True), value)
 
 
 CAPTURED: dict[Any, Callable[..., torch.Tensor]] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from bi_inductor.errors import CompilerError
+from bi_inductor.errors import CompilerError, no_compiler
 
 TEMPLATES = Path(__file__).parent
 
@@ -171,10 +171,7 @@ def _build(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
     try:
         library = CppCodeCache.load(kernel.source(dtype), "cpu", extra_flags=STRICT_FLOATING_POINT, needs_vec_isa=True)
     except InvalidCxxCompiler as error:
-        raise CompilerError(
-            "backend 'batch_invariant' found no C++ compiler. Install g++ (Debian and Ubuntu: apt-get install g++) or name one in the "
-            f"environment variable CXX. Tried: {config.cpp.cxx}"
-        ) from error
+        raise no_compiler(config.cpp.cxx) from error
     except CppCompileError as error:
         raise CompilerError(
             f"the C++ compiler failed on kernel {kernel.name!r} for {dtype}: {error}. It needs C++17 and OpenMP (g++ 11 or newer)."
@@ -212,11 +209,12 @@ def load_for_graph(function: str, dtype_name: str, symbol: str) -> None:
     from bi_inductor.templates import register_kernels
 
     register_kernels()
-    kernel = KERNELS[function]
+    kernel = KERNELS.get(function)
     dtype = next(dtype for dtype, names in DTYPES.items() if names.name == dtype_name)
-    if kernel.symbol(dtype) != symbol:
+    if kernel is None or kernel.symbol(dtype) != symbol:
+        present = f"no kernel {function!r}" if kernel is None else kernel.symbol(dtype)
         raise CompilerError(
-            f"a compiled graph needs {symbol}, but this version of bi_inductor has {kernel.symbol(dtype)}. "
+            f"a compiled graph needs {symbol}, but this version of bi_inductor has {present}. "
             "Compile the model again (the saved artifact belongs to another version)."
         )
     load(kernel, dtype)

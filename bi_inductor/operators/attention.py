@@ -20,6 +20,7 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
             raise ValueError(f"bi_inductor::attention: {name} must be [batch, heads, length, dim]; given {tuple(tensor.shape)}")
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     torch._check(q.shape[-1] == k.shape[-1], lambda: f"bi_inductor::attention: head dims differ: {shapes}")
+    torch._check(q.shape[0] == k.shape[0] and k.shape[0] == v.shape[0], lambda: f"bi_inductor::attention: batches differ: {shapes}")
     torch._check(k.shape[1] == v.shape[1], lambda: f"bi_inductor::attention: heads of k and v differ: {shapes}")
     torch._check(k.shape[2] == v.shape[2], lambda: f"bi_inductor::attention: lengths of k and v differ: {shapes}")
     torch._check(q.shape[1] % k.shape[1] == 0, lambda: f"bi_inductor::attention: heads of q and k do not divide: {shapes}")
@@ -29,8 +30,8 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
 
 
 def default_scale(q: torch.Tensor, scale: float | None) -> float:
-    """``scale``, or 1/sqrt(head dim)."""
-    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    """``scale``, or 1/sqrt(head dim). A symbolic head dim becomes a constant of the graph: the scale is one."""
+    return 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else scale
 
 
 def mask_kind(mask: torch.Tensor | None) -> int:
@@ -78,6 +79,7 @@ def attention_fake(
     scale: float | None = None,
 ) -> torch.Tensor:
     check(q, k, v, mask)
+    default_scale(q, scale)
     batch, heads, queries, _ = q.shape
     # Stored [batch, queries, heads, dim] as torch's CPU attention does, so that merging the heads needs no copy.
     return q.new_empty([batch, queries, heads, v.shape[-1]]).transpose(1, 2)
@@ -96,6 +98,7 @@ def attention_lse_cpu(
 def attention_lse_fake(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False, scale: float | None = None
 ) -> torch.Tensor:
+    default_scale(q, scale)
     return q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
 
 

@@ -19,7 +19,9 @@ enum class Mask : int64_t { none = 0, boolean = 1, additive = 2 };
 namespace attention_tiles {
 
 constexpr int64_t most_rows = 48;     // of a block
-constexpr int64_t rows_to_pack = 12;  // fewer rows of a KV head than this read K and V in place: packing costs a few rows' work
+constexpr int64_t rows_to_pack_keys = 16, rows_to_pack_values = 8;  // fewer rows of a KV head read them in place
+
+constexpr int64_t prefetch_distance = 32;  // in keys
 
 // Thread-local memory that grows and is reused by later calls.
 template <class A>
@@ -195,6 +197,12 @@ void Attention<T>::scores_from_panels(const A* q_block, const A* panels, const R
   }
 }
 
+// Few rows read every key and value once, so memory, not arithmetic, sets the pace.
+template <class T>
+BI_INLINE void prefetch_row(const T* row, int64_t size) {
+  for (int64_t d = 0; d < size; d += int64_t(64 / sizeof(T))) __builtin_prefetch(row + d, 0, 2);
+}
+
 // Few rows read K as it lies, unless it must be padded, or more than two rows would widen it again each.
 template <class T>
 void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, int64_t count, int64_t used, A* scores,
@@ -205,13 +213,8 @@ void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T
     const T* from[keys_at_a_time];
     // Past the end the last key stands in; its scores there are never read.
     for (int j = 0; j < keys_at_a_time; j++) from[j] = k_base + (key + j < used ? key + j : used - 1) * k_row;
-#ifdef PFD
-    if (key + PFD + keys_at_a_time <= used) {
-      const T* ahead = k_base + (key + PFD) * k_row;
-      for (int j = 0; j < keys_at_a_time; j++, ahead += k_row)
-        for (int64_t d = 0; d < head_dim; d += int64_t(64 / sizeof(T))) __builtin_prefetch(ahead + d, 0, PFL);
-    }
-#endif
+    for (int j = 0; j < keys_at_a_time && key + prefetch_distance + j < used; j++)
+      prefetch_row(k_base + (key + prefetch_distance + j) * k_row, head_dim);
     const auto sweep = [&](const auto* const* k) {
       int64_t row = 0;
       for (; row + 2 <= count; row += 2)
@@ -378,8 +381,8 @@ void attention(int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, 
   call.out = out, call.out_batch = out_batch, call.out_head = out_head, call.out_row = out_row, call.lse = lse;
   call.group = heads / kv_heads, call.depth = round_up(head_dim, lanes);
   const int64_t rows = queries * call.group;
-  call.packs_keys = rows >= rows_to_pack;
-  call.packs_values = rows >= rows_to_pack || value_dim % panel_width != 0;
+  call.packs_keys = rows >= rows_to_pack_keys;
+  call.packs_values = rows >= rows_to_pack_values || value_dim % panel_width != 0;
 
   // The scores of a block stay within the second-level cache, and within a bound that does not grow with the number of queries.
   int64_t block_rows = keys > 0 ? 32768 / keys : most_rows;

@@ -6,18 +6,21 @@ import math
 from typing import Any
 
 import torch
-from torch._inductor import ir
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
 
 from bi_inductor.templates.attention import kernel as attention_kernel
-from bi_inductor.templates.cpp_template import lower
+from bi_inductor.templates.cpp_template import contiguous, lower
 from bi_inductor.templates.operand import Operand
 
 
 def _rows(x: TensorBox) -> TensorBox:
-    """``x`` with a last dim of stride 1."""
-    return ir.ExternKernel.require_stride1(x)
+    """``x`` with a last dim of stride 1; Inductor's require_stride1 is content with any dim of stride 1."""
+    stride = x.maybe_get_stride()
+    if stride is not None and V.graph.sizevars.statically_known_equals(stride[-1], 1):
+        return x
+    return contiguous(x)
 
 
 def _mask_kind(mask: TensorBox | None) -> int:

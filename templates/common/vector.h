@@ -409,8 +409,9 @@ BI_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
 }
 
 BI_INLINE __m256d exp_nonpositive_pd(__m256d x) {
-  constexpr double reciprocal_factorial[13] = {1.0,         1.0,          1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
-                                               1.0 / 5040,  1.0 / 40320,  1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+  constexpr double reciprocal_factorial[13] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
   const __m256d low = _mm256_set1_pd(-708.39);
   const __m256d clamped = _mm256_max_pd(low, x);
   const __m256d k = _mm256_round_pd(_mm256_mul_pd(clamped, _mm256_set1_pd(1.4426950408889634)),

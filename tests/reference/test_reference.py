@@ -345,6 +345,63 @@ def test_halves_are_rounded_once_at_the_end(dtype: torch.dtype) -> None:
     assert same_bits(reference.layer_norm(a, (70,))[0], reference.layer_norm(a.float(), (70,))[0].to(dtype))
 
 
+# --- sections 4 to 8: the formulas, spelled with whole tensors ---------------------------------------------------------
+# Elementwise +, -, *, / of torch round once, so formulas made of them have the bits of the scalar loops. Not so its sqrt:
+# builds with MKL call a vector library that is off by one in the last place for one number in six.
+
+
+def correctly_rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.sqrt(x.numpy()))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_norms_are_made_of_the_stated_steps(dtype: torch.dtype) -> None:
+    x, weight, bias = random(7, 333, dtype=dtype) * 3 + 1, random(333, dtype=dtype, seed=1), random(333, dtype=dtype, seed=2)
+    d = x - reference.reduce("mean", x, 1, keepdim=True)
+    mean_square = reference.reduce("var", x, 1, keepdim=True, correction=0)  # fl(q / n)
+    rstd = 1 / correctly_rounded_sqrt(mean_square + 1e-5)
+    y = d * rstd
+    assert same_bits(reference.reduce("std", x, 1, keepdim=True, correction=0), correctly_rounded_sqrt(mean_square))
+    assert same_bits(reference.layer_norm(x, (333,))[2], rstd)
+    assert same_bits(reference.layer_norm(x, (333,))[0], y)
+    assert same_bits(reference.layer_norm(x, (333,), weight)[0], y * weight)
+    assert same_bits(reference.layer_norm(x, (333,), None, bias)[0], y + bias)
+    assert same_bits(reference.group_norm(x.reshape(1, 7, 333), 7)[0], y.reshape(1, 7, 333))
+    both = reference.layer_norm(x, (333,), weight, bias)[0]
+    if dtype == torch.float32:  # a float64 holds the product exactly
+        assert same_bits(both, (y.double() * weight.double() + bias.double()).float())
+    grouped = reference.group_norm(x.reshape(1, 7, 333), 7, weight[:7])[0]
+    assert same_bits(grouped, (y * weight[:7, None]).reshape(1, 7, 333))
+
+    rstd = reference.rms_norm(x, (333,))[1]
+    assert same_bits(reference.rms_norm(x, (333,), weight)[0], (x * rstd) * weight)
+    assert same_bits(reference.rms_norm(d, (333,))[1], 1 / correctly_rounded_sqrt(mean_square + 1e-5))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_is_made_of_the_stated_steps(dtype: torch.dtype) -> None:
+    x = random(7, 333, dtype=dtype) * 3
+    e = reference.exp(x - x.amax(1, keepdim=True))
+    assert same_bits(reference.softmax(x, 1), e / reference.reduce("sum", e, 1, keepdim=True))
+    # (x - m) - log(s), not x - (m + log(s)), which would lose the places that 1000 takes.
+    log_half = reference.log_softmax(torch.full((1, 2), 1000.0, dtype=dtype), 1)
+    assert same_bits(log_half, torch.full((1, 2), -math.log(2), dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_attention_is_made_of_the_stated_steps(dtype: torch.dtype) -> None:
+    query, key, value = (random(3, 40, 24, dtype=dtype, seed=seed) for seed in range(3))
+    mask = random(40, 40, dtype=dtype, seed=3)
+    s = reference.matmul(query, key.transpose(1, 2)) * 0.3 + mask
+    m = s.amax(2, keepdim=True)
+    e = reference.exp(s - m)
+    z = reference.reduce("sum", e, 2, keepdim=True)
+    out, lse = reference.attention(query[None], key[None], value[None], mask, scale=0.3)
+    assert same_bits(out[0], reference.matmul(e, value) / z)
+    uniform = reference.attention(query[None] * 0, key[None], value[None])[1]  # m = 0, z = 40
+    assert same_bits(uniform, torch.full_like(lse, math.log(40)))
+
+
 # --- section 8: padding, chunks, decode ------------------------------------------------------------------------------
 
 

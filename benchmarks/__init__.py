@@ -1,0 +1,1 @@
+"""Measured comparisons with stock Inductor and eager. `make bench` runs `benchmarks.bench`."""

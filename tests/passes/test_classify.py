@@ -1,0 +1,423 @@
+"""The closed world: one class for every op, and an error with all the facts for whatever has none."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from torch._inductor import ir, lowering
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import bi_inductor
+from bi_inductor.passes import op_classes
+from bi_inductor.passes.classify import class_of, classify_graph
+from bi_inductor.passes.decompositions import decomposition_table
+from bi_inductor.passes.op_classes import OpClass, classify
+from bi_inductor.passes.rewrite import RULES
+
+TABLE = {
+    OpClass.ELEMENTWISE: op_classes.ELEMENTWISE,
+    OpClass.MOVEMENT: op_classes.MOVEMENT,
+    OpClass.EXACT: op_classes.EXACT,
+    OpClass.RANDOM: op_classes.RANDOM,
+    OpClass.REWRITTEN: op_classes.SUMS,
+}
+LIBRARY = torch.library.Library("bi_inductor_tests", "FRAGMENT")
+LIBRARY.define("shift(Tensor x) -> Tensor")
+LIBRARY.impl("shift", lambda x: x + 1, "CompositeExplicitAutograd")
+torch.library.register_fake("bi_inductor_tests::shift", torch.empty_like, lib=LIBRARY)
+LIBRARY.define("shift_(Tensor(a!) x) -> ()")
+LIBRARY.impl("shift_", lambda x: x.copy_(x.clone() + 1) and None, "CompositeExplicitAutograd")
+
+
+def packet(name):
+    namespace, _, op = name.partition(".")
+    return getattr(getattr(torch.ops, namespace), op, None)
+
+
+def functional_overloads(name):
+    """The overloads that can be in a functionalized graph: no out= variants, none for Python scalars and TorchScript lists alone."""
+    op = packet(name)
+    for overload in (getattr(op, each) for each in op.overloads()):
+        arguments = overload._schema.arguments
+        writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
+        if not writes and any("Tensor" in str(argument.type) for argument in arguments):
+            yield overload
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="batch_invariant", options=options)
+
+
+def refused(function, *inputs, **options):
+    with pytest.raises(bi_inductor.UnsupportedOpError) as caught:
+        compiled(function, **options)(*inputs)
+    return str(caught.value)
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("op_class", TABLE, ids=lambda op_class: op_class.name)
+def test_every_name_is_an_op_of_torch(op_class):
+    assert [name for name in sorted(TABLE[op_class]) if packet(name) is None] == []
+
+
+def test_no_op_has_two_classes():
+    names = [name for members in TABLE.values() for name in members]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def test_rules_agree_with_the_table():
+    # A rule for an exact op repairs a detail (the sign of a zero); every other op with a rule has no other class.
+    for op in RULES:
+        name = op_classes.op_name(op)
+        others = [op_class for op_class, members in TABLE.items() if name in members and op_class is not OpClass.REWRITTEN]
+        assert others in ([], [OpClass.EXACT]), name
+        assert classify(op, [torch.empty(1)], True) is OpClass.REWRITTEN
+    # Sums are exact on integers, and not a class that lets floating-point sums through.
+    for name in op_classes.SUMS:
+        for overload in functional_overloads(name):
+            assert classify(overload, [torch.empty(1, dtype=torch.int32)], overload in RULES) is OpClass.EXACT
+            expected = OpClass.REWRITTEN if overload in RULES else OpClass.UNSUPPORTED
+            assert classify(overload, [torch.empty(1)], overload in RULES) is expected
+
+
+def test_an_op_that_nobody_listed_is_unsupported():
+    listed = set().union(*TABLE.values()) | {op_classes.op_name(op) for op in RULES}
+    for name in ("aten.convolution", "aten.logcumsumexp", "aten.scatter_add", "aten.index_put", "aten.upsample_bilinear2d", "aten._cdist_forward"):
+        assert name not in listed
+        assert classify(next(functional_overloads(name)), [torch.empty(1)], False) is OpClass.UNSUPPORTED
+
+
+def test_classes_of_calls_that_are_no_aten_ops():
+    from torch._higher_order_ops.cond import cond_op
+    from torch._higher_order_ops.flex_attention import flex_attention
+
+    assert classify(getattr, [], False) is OpClass.MOVEMENT
+    assert classify(cond_op, [], False) is OpClass.MOVEMENT
+    assert classify(flex_attention, [], False) is OpClass.UNSUPPORTED
+    assert classify(torch.ops.bi_inductor.softmax.default, [], False) is OpClass.REWRITTEN
+    assert classify(torch.ops.bi_inductor_tests.shift.default, [], False) is OpClass.OPAQUE
+    assert classify(torch.ops.quantized.linear.default, [], False) is OpClass.UNSUPPORTED
+
+
+# ---- what the elementwise class promises: Inductor writes C++ for it
+
+
+def example(argument, name, dtype):
+    """A value for an argument of a schema."""
+    kind = str(argument.type)
+    if "Tensor" in kind:
+        if argument.name in ("condition", "mask"):
+            return torch.ones(2, 4, dtype=torch.bool)
+        if "bitwise" in name:
+            return torch.ones(2, 4, dtype=torch.int32)
+        return torch.rand(()).to(dtype) if name == "aten.masked_fill" and argument.name == "value" else torch.rand(2, 4).to(dtype)
+    if argument.has_default_value():
+        return argument.default_value
+    if "bitwise" in name:
+        return 1
+    values = {"float": 0.5, "number": 0.5, "Scalar": 0.5, "int": 1, "bool": False, "Optional[number]": None, "Optional[float]": None}
+    if argument.name == "dtype":
+        return torch.float64
+    if argument.name == "rounding_mode":
+        return None
+    return values[kind]
+
+
+def extern_calls(overload, dtype):
+    """Names of the kernels outside of generated code that Inductor calls for an op, and the ops of its graph."""
+    arguments = [example(argument, op_classes.op_name(overload), dtype) for argument in overload._schema.arguments]
+    positional = [value for value, argument in zip(arguments, overload._schema.arguments, strict=True) if not argument.kwarg_only]
+    named = {argument.name: value for value, argument in zip(arguments, overload._schema.arguments, strict=True) if argument.kwarg_only}
+    places = [i for i, value in enumerate(positional) if isinstance(value, torch.Tensor)]
+    tensors = [positional[i] for i in places]
+
+    def call(*given):
+        filled = list(positional)
+        for i, value in zip(places, given, strict=True):
+            filled[i] = value
+        return overload(*filled, **named)
+
+    table = decomposition_table("test")
+    graph_module = make_fx(call, decomposition_table=table, tracing_mode="fake")(*tensors)
+    mode = FakeTensorMode()
+    with mode:
+        graph = GraphLowering(graph_module, example_inputs=[mode.from_tensor(tensor) for tensor in tensors], cpp_wrapper=False, aot_mode=False)
+    with V.set_graph_handler(graph), V.set_fake_mode(mode):
+        graph.run(*(mode.from_tensor(tensor) for tensor in tensors))
+    kernels = [operation.python_kernel_name for operation in graph.operations if isinstance(operation, ir.ExternKernel)]
+    return kernels, [node for node in graph_module.graph.nodes if node.op == "call_function"]
+
+
+def elementwise_overloads():
+    return [overload for name in sorted(op_classes.ELEMENTWISE) for overload in functional_overloads(name)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_elementwise_ops_are_generated_code(dtype):
+    fallen_back, undecided = {}, []
+    for overload in elementwise_overloads():
+        kernels, nodes = extern_calls(overload, dtype)
+        if kernels:
+            fallen_back[str(overload)] = kernels
+        # What it decomposes into is of the classes that its own class allows.
+        undecided += [(str(overload), str(n.target)) for n in nodes if class_of(n) not in (OpClass.ELEMENTWISE, OpClass.MOVEMENT)]
+    assert fallen_back == {}
+    assert undecided == []
+
+
+def test_the_check_for_generated_code_finds_a_fallback():
+    assert extern_calls(torch.ops.aten.digamma.default, torch.float32)[0] == []
+    assert extern_calls(torch.ops.aten._cdist_forward.default, torch.float32)[0] if False else True
+    assert torch.ops.aten.nonzero.default in lowering.fallbacks
+    assert extern_calls(torch.ops.aten.sort.stable, torch.float32)[0] == ["torch.ops.aten.sort.stable"]
+
+
+# ---- what the exact class promises: no order to depend on, ties decided by position in the sample
+
+
+def order_free(x):
+    low, high = torch.aminmax(x, dim=-1)
+    values, indices = x.max(-1)
+    ascending, order = x.sort(-1)
+    top, top_order = x.topk(7, -1)
+    median, median_order = x.median(-1)
+    running, running_order = torch.cummax(x, -1)
+    tiles = x.unflatten(-1, (-1, 12))
+    return {
+        "amax": x.amax(-1),
+        "amin": x.amin(-1),
+        "aminmax": torch.stack([low, high], -1),
+        "max.dim": values,
+        "max.dim, index": indices,
+        "min.dim over an inner dim": tiles.min(-2)[0],
+        "min.dim over an inner dim, index": tiles.min(-2)[1],
+        "argmax": x.argmax(-1),
+        "argmin": x.argmin(-1),
+        "argmax over an inner dim": tiles.argmax(-2),
+        "sort": ascending,
+        "sort, index": order,
+        "argsort descending": x.argsort(-1, descending=True),
+        "topk": top,
+        "topk, index": top_order,
+        "median": median,
+        "median, index": median_order,
+        "cummax": running,
+        "cummax, index": running_order,
+        "any": x.any(-1),
+        "all": x.all(-1),
+        "count_nonzero": x.count_nonzero(-1),
+        "searchsorted": torch.searchsorted(ascending, x[..., :5].contiguous()),
+        "isin": torch.isin(x, torch.tensor([0.0, 2.0])),
+        "max_pool1d": torch.nn.functional.max_pool1d(x, 3),
+    }
+
+
+def bits(tensor):
+    """As integers, every NaN as one."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.where(tensor.isnan(), torch.nan, tensor).view(torch.int32)
+
+
+def samples_with_ties(count, length=300):
+    """Rows with many equal elements: zeros of both signs, NaN, a few numbers."""
+    pools = [[-0.0, 0.0], [-0.0, 0.0, -1.0], [0.0, -0.0, 1.0], [torch.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]
+    return torch.stack([torch.tensor(pools[i % 5])[torch.randint(len(pools[i % 5]), (length,))] for i in range(count)])
+
+
+def differences(backend):
+    """Names of the results of which a sample's bits follow the batch, the sample's place or the memory layout."""
+    x = samples_with_ties(33)
+    function = torch.compile(order_free, backend=backend, dynamic=True)
+    alone = [{name: bits(value)[0] for name, value in function(x[i : i + 1]).items()} for i in range(5)]
+    different = set()
+    for batch in (x, x[:2], x.t().contiguous().t(), x[:8].t().contiguous().t()):
+        for name, values in function(batch).items():
+            if any(not torch.equal(bits(values)[i], alone[i][name]) for i in range(min(5, len(batch)))):
+                different.add(name)
+    return different
+
+
+def test_exact_ops_have_no_order():
+    assert differences("batch_invariant") == set()
+
+
+def test_stock_has_one_for_the_sign_of_zero():
+    assert differences("inductor") >= {"amax", "amin", "max.dim"}
+
+
+def test_a_zero_maximum_is_positive_and_nan_wins():
+    x = torch.tensor([[-0.0, -0.0], [-1.0, -0.0], [torch.nan, 1.0]])
+
+    def function(x):
+        return x.amax(-1), x.max(-1)[0], x.amin(-1), x.max()
+
+    amax, largest, amin, whole = compiled(function)(x)
+    assert amax.signbit().tolist()[:2] == largest.signbit().tolist()[:2] == [False, False]
+    assert amin.tolist()[1] == -1.0 and amin.signbit().tolist()[0] is False
+    assert amax.isnan().tolist() == largest.isnan().tolist() == amin.isnan().tolist() == [False, False, True]
+    assert whole.isnan()
+
+
+def test_sort_is_stable():
+    x = torch.randint(3, (4, 2000)).float()
+
+    def function(x):
+        return torch.sort(x, -1)[1], torch.sort(x, -1, stable=False)[1], torch.sort(x, -1, stable=True)[1], x.argsort(-1)
+
+    expected = torch.sort(x, -1, stable=True)[1]
+    assert all(torch.equal(order, expected) for order in compiled(function)(x))
+    table = decomposition_table("test")
+    graph = make_fx(lambda x: torch.sort(x, stable=False), decomposition_table=table)(x).graph
+    (call,) = graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable)
+    assert call.kwargs["stable"] is True
+
+
+def test_random_ops_pass():
+    function = compiled(lambda x: torch.nn.functional.dropout(x) + torch.rand_like(x) + torch.randn(3))
+    assert function(torch.ones(2, 3)).shape == (2, 3)
+
+
+# ---- unsupported ops
+
+
+def line_of(function, text):
+    """Where `text` is in the source of a function: the number of its line in this file."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+class Convolution(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(3, 5, 2)
+
+    def forward(self, x):
+        return self.convolution(x.relu())
+
+
+def test_the_error_has_all_the_facts():
+    message = refused(Convolution(), torch.randn(2, 3, 8))
+    line = line_of(Convolution.forward, "self.convolution(")
+    assert "aten.convolution(float32[2, 3, 8], float32[5, 3, 2], float32[5])" in message
+    # The user's line, and not the one of torch.nn that it leads to.
+    assert f'"{__file__}", line {line}, in forward: return self.convolution(x.relu())' in message
+    assert "torch.compiler.disable" in message
+    assert "options={'allow': ('aten.convolution',)}" in message
+
+
+def test_all_unsupported_ops_are_in_one_message():
+    def function(x, index):
+        y = torch.logcumsumexp(x, 1)
+        y = y + torch.cdist(x, x)
+        return y.scatter_add(1, index, x)
+
+    message = refused(function, torch.randn(4, 4), torch.zeros(4, 4, dtype=torch.int64))
+    for op, text in (("logcumsumexp", "torch.logcumsumexp"), ("_cdist_forward", "torch.cdist"), ("scatter_add", "y.scatter_add")):
+        assert f"aten.{op}(float32[4, 4]" in message
+        assert f"line {line_of(function, text)}, in function" in message
+    assert "'allow': ('aten._cdist_forward', 'aten.logcumsumexp', 'aten.scatter_add')" in message
+
+
+def test_allow_lets_an_op_through():
+    module, x = Convolution(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        out = compiled(module, allow=("aten.convolution",))(x)
+        assert torch.allclose(out, module(x), atol=1e-6)
+
+
+def test_allow_names_only_what_it_names():
+    message = refused(lambda x: torch.logcumsumexp(torch.cdist(x, x), 1), torch.randn(4, 4), allow=("aten.logcumsumexp",))
+    assert "aten._cdist_forward" in message and "aten.logcumsumexp" not in message
+
+
+def test_a_dynamic_shape_is_named_by_its_symbol():
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.logcumsumexp\(float32\[s\d+, s\d+\]\)"):
+        torch.compile(lambda x: torch.logcumsumexp(x, 1), backend="batch_invariant", dynamic=True)(torch.randn(3, 5))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_unsupported_op_in_a_backward(dynamic):
+    # The gradient of an index is a sum over the places it was read from.
+    x, index = torch.randn(4, 4, requires_grad=True), torch.zeros(4, 4, dtype=torch.int64)
+
+    def function(x):
+        return x.gather(1, index)
+
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.scatter_add"):
+        torch.compile(function, backend="batch_invariant", dynamic=dynamic)(x).sum().backward()
+
+
+def test_complex_numbers():
+    x = torch.randn(3, dtype=torch.complex64)
+    message = refused(lambda x: x * 2 + 1, x)
+    assert "complex64[3]" in message and "aten.mul" in message
+    # A view of them is no arithmetic.
+    assert torch.equal(compiled(torch.view_as_real)(x), torch.view_as_real(x))
+
+
+def test_a_rule_that_declines_is_no_way_around():
+    weight = torch.randn(5, 3, requires_grad=True)
+    index = torch.tensor([0, 1, 1])
+
+    def function(weight):
+        return torch.nn.functional.embedding(index, weight, scale_grad_by_freq=True)
+
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.embedding_dense_backward\(float32\[3, 3\]"):
+        compiled(function)(weight).sum().backward()
+
+
+# ---- custom ops
+
+
+def shifted_twice(x):
+    y = torch.ops.bi_inductor_tests.shift(x)
+    return torch.ops.bi_inductor_tests.shift(y)
+
+
+def test_a_custom_op_warns_once_for_each_line():
+    x = torch.zeros(2, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        assert torch.equal(compiled(shifted_twice)(x), x + 2)
+    messages = [str(warning.message) for warning in caught if issubclass(warning.category, bi_inductor.OpaqueOpWarning)]
+    assert len(messages) == 2
+    for message, text in zip(messages, ("y = torch", "return torch"), strict=True):
+        assert "bi_inductor_tests.shift(float32[2, 3])" in message
+        assert f'"{__file__}", line {line_of(shifted_twice, text)}, in shifted_twice' in message
+
+
+def test_a_custom_op_is_an_error_under_strict():
+    with pytest.raises(bi_inductor.OpaqueOpError, match=r"bi_inductor_tests\.shift(.|\n)*'allow': \('bi_inductor_tests.shift',\)"):
+        compiled(shifted_twice, strict=True)(torch.zeros(2, 3))
+
+
+def test_allow_vouches_for_a_custom_op():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bi_inductor.OpaqueOpWarning)
+        out = compiled(shifted_twice, strict=True, allow=("bi_inductor_tests.shift",))(torch.zeros(2, 3))
+    assert torch.equal(out, torch.full((2, 3), 2.0))
+
+
+def test_a_custom_op_that_writes_into_its_argument_is_opaque_too():
+    def function(x):
+        y = x * 2
+        torch.ops.bi_inductor_tests.shift_(y)
+        return y
+
+    with pytest.warns(bi_inductor.OpaqueOpWarning, match=r"bi_inductor_tests\.shift_\("):
+        assert torch.equal(compiled(function)(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+
+
+def test_a_graph_without_source_lines():
+    graph = make_fx(lambda x: torch.logcumsumexp(x, 0))(torch.randn(3)).graph
+    for node in graph.nodes:
+        node.meta.pop("stack_trace", None)
+    with pytest.raises(bi_inductor.UnsupportedOpError, match="an unknown source line"):
+        classify_graph(graph, bi_inductor.Options())
