@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ def _llama_row(dtype: torch.dtype, batch: int, tokens: int) -> Row:
     """The last `tokens` tokens of the cache: all of them are a prefill, one is a step of decoding."""
     model = _llama(dtype)
     ids = torch.randint(0, model.shape.vocabulary, (batch, tokens))
-    return Row(model, (ids, torch.arange(CACHE_LENGTH - tokens, CACHE_LENGTH), model.empty_cache(batch)))
+    return Row(model, (ids, CACHE_LENGTH - tokens, model.empty_cache(batch)))
 
 
 ROWS: dict[str, Callable[[], Row]] = {f"MiniLM, batch {batch}": partial(_minilm_row, batch) for batch in (1, 8, 64)}
@@ -69,27 +69,38 @@ for _dtype in (torch.float32, torch.bfloat16):
         ROWS[f"{_name}, decode, batch {_batch}"] = partial(_llama_row, _dtype, _batch, 1)
 
 
-def compiled(model: torch.nn.Module, backend: str | None) -> Callable[..., Any]:
-    return model if backend is None else torch.compile(model, backend=backend, dynamic=False)
+def compiled(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
+
+
+def print_header() -> None:
+    print(f"{'milliseconds':36}{'eager':>9}{'stock':>9}{'ours':>9}{'ours/eager':>12}{'ours/stock':>12}  quartiles")
+
+
+def print_row(name: str, result: Measurement) -> None:
+    low, ratio, high = result.ratios["ours/stock"]
+    times = "".join(f"{result.milliseconds[backend]:>9.3f}" for backend in BACKENDS)
+    print(f"{name:36}{times}{result.ratios['ours/eager'][1]:>12.2f}{ratio:>12.2f}  {low:.2f} to {high:.2f}", flush=True)
+
+
+def print_means(results: Mapping[str, Measurement]) -> None:
+    means = [geometric_mean([result.ratios[ratio][1] for result in results.values()]) for ratio in ("ours/eager", "ours/stock")]
+    print(f"{'geometric mean':63}{means[0]:>12.2f}{means[1]:>12.2f}")
 
 
 def model_table(wanted: str, rounds: int, seconds_per_block: float) -> dict[str, Measurement]:
     """Times every row under every backend and prints the table as it grows."""
-    print(f"{'milliseconds':32}{'eager':>9}{'stock':>9}{'ours':>9}{'ours/eager':>12}{'ours/stock':>12}  quartiles")
-    results = {}
-    for row_name in (name for name in ROWS if wanted in name):
-        row = ROWS[row_name]()
+    print_header()
+    results: dict[str, Measurement] = {}
+    for name in (name for name in ROWS if wanted in name):
+        row = ROWS[name]()
         torch.compiler.reset()
-        models = {name: compiled(row.model, backend) for name, backend in BACKENDS.items()}
-        calls = {name: lambda model=model: model(*row.arguments) for name, model in models.items()}  # noqa: B023
-        results[row_name] = result = measure(calls, rounds=rounds, seconds_per_block=seconds_per_block)
-        low, ratio, high = result.ratios["ours/stock"]
-        times = "".join(f"{result.milliseconds[name]:>9.2f}" for name in BACKENDS)
-        eager = result.ratios["ours/eager"][1]
-        print(f"{row_name:32}{times}{eager:>12.2f}{ratio:>12.2f}  {low:.2f} to {high:.2f}", flush=True)
+        models = {backend_name: compiled(row.model, backend) for backend_name, backend in BACKENDS.items()}
+        calls = {backend_name: lambda model=model, arguments=row.arguments: model(*arguments) for backend_name, model in models.items()}
+        results[name] = measure(calls, rounds=rounds, seconds_per_block=seconds_per_block)
+        print_row(name, results[name])
     if results:
-        eager, stock = (geometric_mean([result.ratios[f"ours/{other}"][1] for result in results.values()]) for other in ("eager", "stock"))
-        print(f"{'geometric mean':59}{eager:>12.2f}{stock:>12.2f}")
+        print_means(results)
     return results
 
 

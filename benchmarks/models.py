@@ -67,14 +67,16 @@ class Layer(nn.Module):
         self.down = nn.Linear(shape.feed_forward, shape.hidden, bias=False)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.shape.head_dim))
+        return heads.transpose(1, 2)
 
-    def forward(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
-        """x: [batch, tokens, hidden]; keys, values: [batch, heads, cache, dim], written at `positions`."""
+    def forward(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, mask: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
+        """x: [batch, tokens, hidden]; keys, values: [batch, heads, cache, dim], written from position `start` on."""
+        end = start + x.shape[1]
         normed = self.attention_norm(x)
         query = _rotate(self._heads(self.query(normed)), cos, sin)
-        keys.index_copy_(2, positions, _rotate(self._heads(self.key(normed)), cos, sin))
-        values.index_copy_(2, positions, self._heads(self.value(normed)))
+        keys[:, :, start:end] = _rotate(self._heads(self.key(normed)), cos, sin)
+        values[:, :, start:end] = self._heads(self.value(normed))
         attended = functional.scaled_dot_product_attention(
             query,
             keys,
@@ -117,14 +119,17 @@ class Llama(nn.Module):
         size = (batch, self.shape.key_value_heads, self.cos.shape[0], self.shape.head_dim)
         return [torch.randn(size, dtype=self.head.weight.dtype) for _ in range(2 * self.shape.layers)]
 
-    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor]) -> Tensor:
-        """ids: int64 [batch, tokens]; positions: int64 [tokens] -> [batch, vocabulary]."""
+    def forward(self, ids: Tensor, start: int, cache: list[Tensor]) -> Tensor:
+        """ids: int64 [batch, tokens], at the positions from `start` on -> logits [batch, vocabulary]."""
         x = self.embedding(ids)
-        cos, sin = self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype)
+        end = start + ids.shape[1]
+        cos, sin = self.cos[start:end].to(x.dtype), self.sin[start:end].to(x.dtype)
         cache_length = self.cos.shape[0]
-        mask = None if ids.shape[1] == cache_length else torch.arange(cache_length) <= positions[:, None]
+        mask = None
+        if ids.shape[1] < cache_length:
+            mask = torch.arange(cache_length) <= torch.arange(start, end)[:, None]
         for index, layer in enumerate(self.layers):
-            x = layer(x, positions, cos, sin, mask, cache[2 * index], cache[2 * index + 1])
+            x = layer(x, start, cos, sin, mask, cache[2 * index], cache[2 * index + 1])
         logits: Tensor = self.head(self.norm(x[:, -1]))
         return logits
 

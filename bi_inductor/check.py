@@ -32,8 +32,7 @@ def _permutations(given: int | Sequence[Sequence[int]], size: int, generator: to
     for order in given:
         if sorted(order) != list(range(size)):
             raise ValueError(
-                f"permutations: got {list(order)}; allowed is each number from 0 to {size - 1} once (the largest of "
-                f"batch_sizes is {size})"
+                f"permutations: got {list(order)}; allowed is each number from 0 to {size - 1} once (the largest of batch_sizes is {size})"
             )
     return [list(order) for order in given]
 

@@ -98,8 +98,7 @@ class Inputs:
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name}: {size}" for name, size in sizes.items())
             raise ValueError(
-                f"inputs disagree on the number of samples ({found}); give batch_dim for each input, None for those "
-                "without samples"
+                f"inputs disagree on the number of samples ({found}); give batch_dim for each input, None for those without samples"
             )
         self.samples: int = next(iter(sizes.values()))
         if self.samples < 2:

@@ -292,6 +292,12 @@ def _converted(source: Any, dtype: torch.dtype, rounding: bool) -> BracesBuffer 
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
+    if source.dtype is None:
+        # An index, which Inductor does not type: an integer that both convert exactly.
+        return None
+    if source.dtype is None:
+        # An index: an exact integer in either loop.
+        return None
     to_byte = source.dtype.is_floating_point and dtype in (torch.int8, torch.uint8)
     if not to_byte and (source.dtype, dtype) != (torch.int64, torch.float32):
         return None

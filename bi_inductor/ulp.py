@@ -24,8 +24,7 @@ def _is_nan(tensor: torch.Tensor) -> torch.Tensor:
 def _check_alike(left: torch.Tensor, right: torch.Tensor) -> None:
     if left.dtype != right.dtype or left.shape != right.shape:
         raise ValueError(
-            f"both tensors must have one dtype and shape, got {left.dtype} {tuple(left.shape)} "
-            f"and {right.dtype} {tuple(right.shape)}"
+            f"both tensors must have one dtype and shape, got {left.dtype} {tuple(left.shape)} and {right.dtype} {tuple(right.shape)}"
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
+from bi_inductor.passes.convolution import CONVOLUTIONS, convolution
 from bi_inductor.templates.library import DTYPES
 
 aten = torch.ops.aten
@@ -65,6 +66,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """One attention op for every rank, mask and head count. With dropout the parts: matmul, softmax, dropout, matmul."""
+    # Where torch takes its fused kernel the result is laid out as the query, elsewhere row by row; the model may go on with a view of it.
+    fused = query.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0] and query.shape[-1] == value.shape[-1]
+    fused = fused and all(t.stride(-1) == 1 for t in (query, key, value)) and not (attn_mask is not None and attn_mask.requires_grad)
     kept = 3 if enable_gqa else 2
     batch: tuple[Any, ...] = torch.broadcast_shapes(*(t.shape[:-kept] for t in (query, key, value)))
     query, key, value = (t.expand(*batch, *t.shape[-kept:]) for t in (query, key, value))
@@ -80,7 +84,7 @@ def scaled_dot_product_attention(
     mask = None if attn_mask is None else _four_dims(attn_mask.expand(*query.shape[:-1], key.shape[-2]), enable_gqa)
     tensors = (_four_dims(t, enable_gqa) for t in (query, key, value))
     out = torch.ops.bi_inductor.attention(*tensors, mask, is_causal, scale)
-    result: torch.Tensor = out if query.dim() == 4 else out.reshape([*query.shape[:-1], out.shape[-1]])
+    result: torch.Tensor = out if fused else out.reshape([*query.shape[:-1], out.shape[-1]]).contiguous()
     return result
 
 
@@ -122,6 +126,7 @@ CAPTURED: dict[Any, Callable[..., torch.Tensor]] = {
     aten.linear.default: linear,
     aten.rms_norm.default: rms_norm,
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+    **{overload: convolution for conv in CONVOLUTIONS for overload in (conv.default, conv.padding)},
 }
 
 

@@ -63,7 +63,7 @@ MOVEMENT = (
         _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
-    | _names("prims", "broadcast_in_dim iota device_put empty_strided view_of inductor_force_stride_order")
+    | _names("prims", "broadcast_in_dim iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
     | _names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 
@@ -73,7 +73,7 @@ EXACT = _names(
     all any amax amin argmax argmin argsort bucketize count_nonzero equal isin max max_pool1d max_pool2d
     max_pool2d_with_indices min searchsorted sort topk cummax cummin aminmax median
     """,
-)
+) | _names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 
 # Sums that are exact on integers and rewritten on floating point.
 SUMS = _names("aten", "sum prod cumsum mm bmm addmm baddbmm mv dot vdot")

@@ -80,9 +80,9 @@ def attention_fake(
 ) -> torch.Tensor:
     check(q, k, v, mask)
     default_scale(q, scale)
-    batch, heads, queries, _ = q.shape
-    # Stored [batch, queries, heads, dim] as torch's CPU attention does, so that merging the heads needs no copy.
-    return q.new_empty([batch, queries, heads, v.shape[-1]]).transpose(1, 2)
+    # Laid out as q where that keeps rows together, as torch's CPU kernel does: heads split off a projection merge without a copy.
+    out = torch.empty_like(q) if v.shape[-1] == q.shape[-1] else q.new_empty([*q.shape[:3], v.shape[-1]])
+    return out if out.stride(-1) == 1 else q.new_empty(out.shape)
 
 
 def attention_lse_cpu(

@@ -18,10 +18,9 @@ enum class Mask : int64_t { none = 0, boolean = 1, additive = 2 };
 
 namespace attention_tiles {
 
-constexpr int64_t most_rows = 48;     // of a block
+constexpr int64_t most_rows = 48;                                   // of a block
 constexpr int64_t rows_to_pack_keys = 16, rows_to_pack_values = 8;  // fewer rows of a KV head read them in place
-
-constexpr int64_t prefetch_distance = 32;  // in keys
+constexpr int64_t prefetch_distance = 32;                           // in keys
 
 // Thread-local memory that grows and is reused by later calls.
 template <class A>
@@ -248,7 +247,7 @@ void Attention<T>::recompute_row(const Row<T>& row, const A* probability, const 
   }
 }
 
-// Rows [first, last) of one KV head.
+// Rows [first, last) of one KV head: a tile of scores [rows, keys] in scratch memory, its softmax in place, then the weighted values.
 template <class T>
 void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last) const {
   const int64_t count = last - first;
@@ -305,7 +304,10 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
       for (int64_t j = 0; j < row.keys; j++) p[j] = 0;
     for (int64_t j = row.keys; j < used; j++) p[j] = 0;
     row.denominator = all_masked ? A(1) : denominator(p, row.keys);
-    if (lse) lse[(b * heads + row.head) * queries + row.query] = all_masked ? minus_infinity : row.maximum + std::log(row.denominator);
+    if (lse) {
+      A* statistic = lse + (b * heads + row.head) * queries + row.query;
+      *statistic = all_masked ? minus_infinity : row.maximum + std::log(row.denominator);
+    }
   }
 
   A* panels = nullptr;

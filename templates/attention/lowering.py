@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch._inductor import ir
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
@@ -51,12 +52,9 @@ def attention(
         strides = dict(zip(("out_batch", "out_head", "out_row"), out.stride, strict=False))
         return {**values, "out": out.pointer, **strides}
 
-    batch, heads, queries, _ = q.get_size()
-    value_dim = v.get_size()[-1]
-    # Stored [batch, queries, heads, dim], so that merging the heads needs no copy.
-    stride = [queries * heads * value_dim, value_dim, heads * value_dim, 1]
+    fake = V.graph.current_node.meta["val"]
+    size, stride = (ir.convert_shape_to_inductor(numbers) for numbers in (fake.shape, fake.stride()))
     inputs = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "mask": mask}
-    size = [batch, heads, queries, value_dim]
     return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, stride=stride)
 
 

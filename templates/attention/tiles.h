@@ -7,14 +7,11 @@
 
 #include "../common/vector.h"
 
-// A register tile is compiled by itself: inlined next to others its accumulators spill.
-#define BI_NOINLINE __attribute__((noinline))
-
 namespace bi::attention_tiles {
 
 constexpr int lanes = 16;          // of a score (head dim) and of a weighted value (keys)
 constexpr int keys_at_a_time = 8;  // one vector of scores
-constexpr int panel_width = 16;    // columns of a packed panel of V
+constexpr int panel_width = 16;    // keys of a packed panel of K, columns of one of V
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -221,7 +218,8 @@ BI_INLINE A denominator(const A* row, int64_t keys) {
 
 // `rows` x 8 * `vectors` lane sums of products, left[row][i] * right[i][column] over i < terms: the scores from packed keys, and the
 // weighted values. Vectors run along the columns; a pass takes `together` of the 16 lanes, l, or l and l + 8, which are the first to be
-// added by the fold. Results are scaled (by one: exactly) and stored. Long sums go through in chunks, so that a chunk of both operands stays in the first-level cache for all passes.
+// added by the fold. Results are scaled (by one: exactly) and stored. Long sums go through in chunks, so that a chunk of both operands
+// stays in the first-level cache for all passes. Each tile is compiled by itself: inlined next to others its accumulators would spill.
 template <int rows, int vectors, int together>
 struct LaneTile {
   static constexpr int size = rows * vectors, passes = lanes / together;
@@ -255,8 +253,8 @@ struct LaneTile {
   }
 
   template <class R, class A>
-  static BI_NOINLINE void run(int64_t terms, const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale, A* out,
-                             int64_t out_stride) {
+  static __attribute__((noinline)) void run(int64_t terms, const A* left, int64_t left_stride, const R* right, int64_t right_row,
+                                            A scale, A* out, int64_t out_stride) {
     // One row alone reads every value once, from far away and 16 keys apart, which no prefetcher of the machine follows.
     constexpr bool prefetches = rows == 1 && vectors > 2;
     constexpr int64_t chunk = prefetches ? 64 : 256;
@@ -300,8 +298,8 @@ struct LaneTile {
 
   // 16 * `steps` terms, known to the compiler: head dims of 32 and 64 leave a lane so few terms that the loop would cost as much.
   template <int steps, class R, class A>
-  static BI_NOINLINE void run_short(const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale, A* out,
-                             int64_t out_stride) {
+  static __attribute__((noinline)) void run_short(const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale,
+                                                  A* out, int64_t out_stride) {
     static_assert(together == 2);
     Vec<A> partial[passes][size];
 #pragma GCC unroll 1
@@ -326,7 +324,8 @@ constexpr int lanes_together = sizeof(A) == 4 ? 2 : 1;
 
 // One to three rows by 16 columns of packed panels.
 template <class A>
-inline void panel_tile(int64_t rows, int64_t terms, const A* left, int64_t left_stride, const A* panel, A scale, A* out, int64_t out_stride) {
+inline void panel_tile(int64_t rows, int64_t terms, const A* left, int64_t left_stride, const A* panel, A scale, A* out,
+                       int64_t out_stride) {
   constexpr int together = lanes_together<A>;
   if (rows == 1) return LaneTile<1, 2, 2>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
   if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);

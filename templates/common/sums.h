@@ -42,9 +42,7 @@ BI_INLINE Vec<A> first_lanes(Vec<A> x, Full) {
 }
 template <class A>
 BI_INLINE Vec<A> first_lanes(Vec<A> x, int64_t count) {
-  A lane[8];
-  x.store(lane);
-  return Vec<A>::load(lane, count);
+  return x.first_lanes(count);
 }
 
 // Calls body(i, Full()) for each whole vector of 0..n and body(i, count) for the rest, if any.

@@ -96,6 +96,27 @@ BI_INLINE void narrow(float value, Half* out) {
 #endif
 }
 
+// Copies the first `count` (0..8) of eight elements in at most four fixed-size moves: a memcpy of unknown size is a call, and masked stores
+// are slow on some machines.
+template <class T>
+BI_INLINE void copy_partial(T* target, const T* source, int64_t count) {
+  if (count & 8) {
+    std::memcpy(target, source, 8 * sizeof(T));
+    return;
+  }
+  if (count & 4) {
+    std::memcpy(target, source, 4 * sizeof(T));
+    target += 4;
+    source += 4;
+  }
+  if (count & 2) {
+    std::memcpy(target, source, 2 * sizeof(T));
+    target += 2;
+    source += 2;
+  }
+  if (count & 1) *target = *source;
+}
+
 template <class A>
 struct Vec;
 
@@ -127,7 +148,7 @@ struct Vec<float> {
   static BI_INLINE Vec load(const T* p, int64_t count, float other = 0) {
     T padded[8];
     std::memset(padded, 0, sizeof(padded));
-    std::memcpy(padded, p, size_t(count) * sizeof(T));
+    copy_partial(padded, p, count);
     const __m256 mask = _mm256_castsi256_ps(tail_mask(count));
     return {_mm256_blendv_ps(_mm256_set1_ps(other), load(padded).v, mask)};
   }
@@ -144,13 +165,14 @@ struct Vec<float> {
   BI_INLINE void store(Half* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
-  BI_INLINE void store(float* p, int64_t count) const { _mm256_maskstore_ps(p, tail_mask(count), v); }
   template <class T>
   BI_INLINE void store(T* p, int64_t count) const {
     T full[8];
     store(full);
-    std::memcpy(p, full, size_t(count) * sizeof(T));
+    copy_partial(p, full, count);
   }
+  // The first `count` lanes, +0 in the rest, whatever they held.
+  BI_INLINE Vec first_lanes(int64_t count) const { return {_mm256_and_ps(v, _mm256_castsi256_ps(tail_mask(count)))}; }
   friend BI_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
   friend BI_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
   friend BI_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
@@ -192,7 +214,12 @@ struct Vec<double> {
   BI_INLINE void store(double* p, int64_t count) const {
     double full[8];
     store(full);
-    std::memcpy(p, full, size_t(count) * sizeof(double));
+    copy_partial(p, full, count);
+  }
+  BI_INLINE Vec first_lanes(int64_t count) const {
+    double lane[8];
+    store(lane);
+    return load(lane, count);
   }
   friend BI_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
   friend BI_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
@@ -245,6 +272,9 @@ struct Vec {
   template <class T>
   BI_INLINE void store(T* p, int64_t count) const {
     for (int i = 0; i < count; i++) narrow(v[i], p + i);
+  }
+  BI_INLINE Vec first_lanes(int64_t count) const {
+    return map([&](int i) { return i < count ? v[i] : A(0); });
   }
   friend BI_INLINE Vec operator+(Vec a, Vec b) {
     return map([&](int i) { return a.v[i] + b.v[i]; });

@@ -213,25 +213,39 @@ inline void multiply_strips(const MatmulEntry<T>& e, int64_t begin, int64_t end)
   }
 }
 
-#ifndef BI_TOGETHER
-#define BI_TOGETHER 65536
+#ifndef BI_LONGK
+#define BI_LONGK 6144
+#endif
+#ifndef BI_DEPTH
+#define BI_DEPTH 1024
+#endif
+#ifndef BI_ROWS
+#define BI_ROWS 128
+#endif
+#ifndef BI_PF
+#define BI_PF 1
 #endif
 // Schedule "passes" for the rows [m0, m1) x columns [n0, n1).
 template <class T>
 inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   using A = accumulator_t<T>;
-  constexpr int64_t width = panel_columns<A>, most_rows = 384;
-  const int64_t rows = m1 - m0, blocks = (rows + most_rows - 1) / most_rows;
-  const int64_t block_rows = (rows + blocks - 1) / blocks;
-  // Columns between two epilogues: the region's results stay in L2.
-  const int64_t region = std::max<int64_t>(64, 32768 / block_rows / width * width);
+  constexpr int64_t width = panel_columns<A>, panels_in_group = 4;
+  // Block sizes keep a block of rows in L2 beside the panels of B.
+  const bool long_k = e.k > BI_LONGK;
+  const int64_t depth = long_k ? BI_DEPTH : std::max<int64_t>(e.k, 1), depth_blocks = std::max<int64_t>(1, (e.k + depth - 1) / depth);
+  const int64_t rows = m1 - m0, most_rows = long_k ? BI_ROWS : std::min<int64_t>(384, 524288 / depth);
+  const int64_t blocks = (rows + most_rows - 1) / most_rows, block_rows = (rows + blocks - 1) / blocks;
+  // Columns that lie side by side are packed together: one panel alone takes a single cache line from each row of B.
+  const int64_t packed_panels = e.b_col == 1 && e.k > 0 ? (depth <= 1024 ? panels_in_group : 2) : 1;
+  const int64_t group = (long_k ? panels_in_group : packed_panels) * width, packed_columns = packed_panels * width;
+  // Columns between two epilogues: the results of a region stay in L2.
+  const int64_t region = std::max<int64_t>(64, 32768 / block_rows / 64 * 64);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
-  const int64_t steps = lane_steps(e.k), partial_elements = tiles_together * fold_levels * partial_tile;
-  // Columns that lie side by side are packed together: a panel alone takes one cache line from each of the k rows of B.
-  const int64_t panel_elements = matmul_lanes * lane_stride(width, steps);
-  const int64_t together = e.b_col == 1 ? std::min<int64_t>(16, std::max<int64_t>(1, BI_TOGETHER / panel_elements)) : 1;
-  A* partial = buffers.columns.reserve(partial_elements + together * panel_elements);
-  A* b_panels = partial + partial_elements;
+  const int64_t panel_elements = matmul_lanes * lane_stride(width, lane_steps(depth));
+  const int64_t partial_elements = tiles_together * fold_levels * partial_tile;
+  const int64_t carried_elements = depth_blocks > 1 ? RowPanels(block_rows, e.k).count * matmul_lanes * partial_tile : 0;
+  A* partial = buffers.columns.reserve(partial_elements + packed_panels * panel_elements + panels_in_group * carried_elements);
+  A *b_panels = partial + partial_elements, *carried = b_panels + packed_panels * panel_elements;
   A* scratch = e.stores_sums_in_out() ? nullptr : buffers.sums.reserve(block_rows * region);
   for (int64_t m = m0; m < m1; m += block_rows) {
     const int64_t block_end = std::min(m1, m + block_rows);
@@ -242,14 +256,27 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
       const int64_t region_end = std::min(n1, c + region);
       A* sums = e.stores_sums_in_out() ? reinterpret_cast<A*>(e.out) + m * e.out_row + c : scratch;
       const int64_t sums_row = e.stores_sums_in_out() ? e.out_row : region;
-      for (int64_t group = c; group < region_end; group += together * width) {
-        const int64_t group_end = std::min(region_end, group + together * width);
-        pack_columns(e.b + group * e.b_col, e.b_row, e.b_col, group_end - group, e.k, b_panels);
-        for (int64_t n = group; n < group_end; n += width) {
-          const int64_t columns = std::min(width, region_end - n), following = e.b_row == 1 ? std::min(width, n1 - n - columns) : 0;
-          const Prefetch next = Prefetch::columns(e.b + (n + columns) * e.b_col, e.b_row, e.b_col, following, e.k);
-          multiply_panel(panels, packed, b_panels + (n - group) / width * panel_elements, partial, sums + n - c, sums_row, columns,
-                         following > 0 ? next : Prefetch());
+      for (int64_t g = c; g < region_end; g += group) {
+        const int64_t group_end = std::min(region_end, g + group);
+        for (int64_t d = 0; d < depth_blocks; d++) {
+          const int64_t k0 = d * depth, k1 = std::min(e.k, k0 + depth);
+          const DepthBlock block{k0 / matmul_lanes, lane_steps(k1 - k0), d == 0, d == depth_blocks - 1};
+          for (int64_t n = g; n < group_end; n += packed_columns) {
+            const int64_t packed_end = std::min(group_end, n + packed_columns);
+            pack_columns(e.b + k0 * e.b_row + n * e.b_col, e.b_row, e.b_col, packed_end - n, k1 - k0, b_panels);
+            // What is packed next: the rest of the group, the group's next block of K, or the next group.
+            int64_t next_n = packed_end, next_k = k0;
+            if (next_n == group_end && !block.last) next_n = g, next_k = k1;
+            else if (next_n == group_end) next_k = 0;
+            Prefetch next;
+            if (BI_PF && next_n < n1)
+              next = Prefetch(e.b + next_k * e.b_row + next_n * e.b_col, e.b_row, e.b_col, std::min(packed_columns, n1 - next_n),
+                              std::min(depth, e.k - next_k));
+            for (int64_t column = n; column < packed_end; column += width)
+              multiply_panel(panels, packed, b_panels + (column - n) / width * matmul_lanes * lane_stride(width, block.steps), block,
+                             carried + (column - g) / width * carried_elements, partial, sums + column - c, sums_row,
+                             std::min(width, packed_end - column), next, (packed_end - column + width - 1) / width);
+          }
         }
       }
       e.finish(m, block_end, c, region_end, sums, sums_row);
@@ -268,13 +295,13 @@ template <class T>
 inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   using A = accumulator_t<T>;
   constexpr bool same_type = std::is_same<T, A>::value;
-  constexpr int64_t width = panel_columns<A>, region_columns = 256, region_rows = 96;
+  constexpr int64_t width = panel_columns<A>, region_columns = 256, region_rows = 48;
   const int64_t steps = lane_steps(e.k), padded = steps * matmul_lanes;
   const int64_t panel_lane = lane_stride(width, steps), panel_elements = matmul_lanes * panel_lane;
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   A* panels = buffers.columns.reserve(region_columns / width * panel_elements);
   A* scratch = same_type ? nullptr : buffers.sums.reserve(region_rows * region_columns);
-  A* copied = same_type ? nullptr : buffers.rows.reserve(region_rows * padded + 1);
+  A* copied = buffers.rows.reserve(region_rows * padded + 1);
   for (int64_t c = n0; c < n1; c += region_columns) {
     const int64_t region_end = std::min(n1, c + region_columns);
     const bool direct = same_type && e.b_col == 1 && (m1 - m0 <= 8 || e.k * (region_end - c) <= 4096);
@@ -285,9 +312,13 @@ inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, in
       const int64_t block_end = std::min(m1, m + region_rows);
       const A* a = reinterpret_cast<const A*>(e.a + m * e.a_row);
       int64_t a_row = e.a_row, a_col = e.a_col;
-      if (!same_type) {
+      if (!same_type && (a_row != 1 || a_col == 1)) {
         copy_vectors(e.a + m * e.a_row, e.a_row, e.a_col, block_end - m, e.k, copied, padded);
         a = copied, a_row = padded, a_col = 1;
+      } else if (a_col != 1) {
+        // Transposed: as far apart as the values of a row are, they would fall into few sets of the cache.
+        copy_vectors(e.a + m * e.a_row, e.a_col, e.a_row, e.k, block_end - m, copied, region_rows);
+        a = copied, a_row = 1, a_col = region_rows;
       }
       A* sums = same_type ? reinterpret_cast<A*>(e.out) + m * e.out_row + c : scratch;
       const int64_t sums_row = same_type ? e.out_row : region_columns;

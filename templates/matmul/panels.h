@@ -100,15 +100,27 @@ inline constexpr int fold_levels = 4;
 inline int lane_of_pass(int pass) { return (pass & 1) << 3 | (pass & 2) << 1 | (pass & 4) >> 1 | (pass & 8) >> 3; }
 inline constexpr int64_t partial_tile = panel_rows * 16;
 
-// One pass over one tile. a_lane: [steps][rows], b_lane: [steps][panel_columns], partial: fold_levels stored tiles.
-// The last pass writes the finished sums of `columns` columns.
+// A long K is cut into blocks of steps, so that a block of the rows stays in L2. Between two blocks the lanes of a tile are carried in
+// memory: a chain continues from exactly the value where it stopped.
+struct DepthBlock {
+  int64_t first_step, steps;
+  bool first, last;
+};
+
+// One pass over one tile and one block of K. a_lane: [steps][rows], b_lane: [steps][panel_columns], carried: the tile of this lane,
+// partial: fold_levels stored tiles. The last pass of the last block writes the finished sums of `columns` columns.
 template <int rows, class A>
-BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, int64_t steps, int pass, A* partial, A* sums, int64_t sums_row,
-                         int64_t columns) {
+BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, const DepthBlock& block, A* carried, int pass, A* partial, A* sums,
+                         int64_t sums_row, int64_t columns) {
   constexpr int width = panel_columns<A>, vectors = width / 8;
   Vec<A> accumulator[rows][vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i] = Vec<A>::zero();
+  if (!block.first) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i] = Vec<A>::load(carried + 8 * i);
+  }
+  const int64_t steps = block.steps;
   for (int64_t s = 0; s < steps; s++) {
     Vec<A> weight[vectors];
 #pragma GCC unroll 2
@@ -122,6 +134,11 @@ BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, int64_t steps, int pa
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; v++) accumulator[i][v] = fma(x, weight[v], accumulator[i][v]);
     }
+  }
+  if (!block.last) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i].store(carried + 8 * i);
+    return;
   }
   int place = pass;
   for (; place & 1; place >>= 1, partial += partial_tile) {
@@ -150,21 +167,21 @@ BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, int64_t steps, int pa
 
 // The rows of one packed operand, dealt evenly to panels of at most panel_rows: 16 rows make panels of 6, 5 and 5, because a tile of
 // few rows leaves the multipliers waiting for each other.
+// Laid out [lane][panel][step][row], since a pass goes through one lane of one panel after the other.
 struct RowPanels {
-  int64_t count, smaller, larger_count, steps, stride;  // stride: elements from one panel to the next
+  int64_t count, smaller, larger_count, steps, stride, lane;  // stride, lane: elements from one panel or lane to the next
   RowPanels(int64_t rows, int64_t k)
       : count((rows + panel_rows - 1) / panel_rows), smaller(rows / count), larger_count(rows % count), steps(lane_steps(k)),
-        stride(matmul_lanes * lane_stride(panel_rows, steps)) {}
+        stride(lane_stride(panel_rows, steps)), lane(lane_stride(count, stride)) {}
   int64_t size(int64_t panel) const { return smaller + (panel < larger_count); }
   int64_t first(int64_t panel) const { return panel * smaller + (panel < larger_count ? panel : larger_count); }
-  int64_t elements() const { return count * stride; }
+  int64_t elements() const { return matmul_lanes * lane; }
 };
 
 template <class T, class A>
 inline void pack_rows(const RowPanels& panels, const T* a, int64_t a_row, int64_t a_col, int64_t k, A* packed) {
   for (int64_t p = 0; p < panels.count; p++)
-    pack_vectors(a + panels.first(p) * a_row, a_row, a_col, panels.size(p), k, packed + p * panels.stride, panels.size(p),
-                 lane_stride(panel_rows, panels.steps));
+    pack_vectors(a + panels.first(p) * a_row, a_row, a_col, panels.size(p), k, packed + p * panels.stride, panels.size(p), panels.lane);
 }
 
 // Panels of panel_columns columns of b, one after the other; zeros in the columns that the last panel lacks.
@@ -191,60 +208,64 @@ inline void pack_columns(const T* b, int64_t b_row, int64_t b_col, int64_t colum
       Vec<A>::zero().store(panels + n / width * stride + n % width + (p % matmul_lanes) * lane + (p / matmul_lanes) * width);
 }
 
-// Asks for the memory of the next panel while this one is being multiplied: packing would wait for it. Two nested strides in bytes.
-struct Prefetch {
-  const char* base = nullptr;
-  int64_t inner = 0, inner_stride = 0, outer_stride = 0, lines = 0, done = 0, within = 0;
-
+// Asks for the memory of the next panels while these are being multiplied: packing would wait for it. Cache lines of `outer` runs, each
+// `run` bytes long and `stride` bytes after the one before.
+class Prefetch {
+ public:
+  Prefetch() = default;
   template <class T>
-  static Prefetch columns(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k) {
-    constexpr int64_t line = 64;
-    Prefetch result;
-    result.base = reinterpret_cast<const char*>(b);
-    if (b_col == 1) {
-      result.inner = result.lines = k;
-      result.inner_stride = b_row * int64_t(sizeof(T));
-    } else if (b_row == 1) {
-      result.inner = (k * int64_t(sizeof(T)) + line - 1) / line;
-      result.lines = result.inner * columns;
-      result.inner_stride = line;
-      result.outer_stride = b_col * int64_t(sizeof(T));
-    }
-    return result;
+  Prefetch(const T* b, int64_t b_row, int64_t b_col, int64_t columns, int64_t k) {
+    constexpr int64_t size = sizeof(T);
+    run_ = reinterpret_cast<const char*>(b);
+    if (b_col == 1)
+      lines_in_run_ = (columns * size + line - 1) / line, left_ = lines_in_run_ * k, stride_ = b_row * size;
+    else if (b_row == 1)
+      lines_in_run_ = (k * size + line - 1) / line, left_ = lines_in_run_ * columns, stride_ = b_col * size;
   }
-  BI_INLINE void advance(int64_t count) {
-    for (; count > 0 && done < lines; count--, done++) {
-      __builtin_prefetch(base + within * inner_stride, 0, 2);
-      if (++within == inner) within = 0, base += outer_stride;
+  int64_t left() const { return left_; }
+  void advance(int64_t count) {
+    count = count < left_ ? count : left_;
+    left_ -= count;
+    for (; count > 0; count--) {
+      __builtin_prefetch(run_ + within_ * line, 0, 2);
+      if (++within_ == lines_in_run_) within_ = 0, run_ += stride_;
     }
   }
+
+ private:
+  static constexpr int64_t line = 64;
+  const char* run_ = nullptr;
+  int64_t lines_in_run_ = 0, stride_ = 0, left_ = 0, within_ = 0;
 };
 
 // Tiles between two uses of a lane of B: they share it in L1 while their own partial sums stay there too.
 inline constexpr int64_t tiles_together = 8;
 
-// sums[row * sums_row + column] of all rows against one panel of columns. partial: tiles_together * fold_levels * partial_tile elements.
+// sums[row * sums_row + column] of all rows against one panel of columns, one block of K. partial: tiles_together * fold_levels *
+// partial_tile elements; carried: as many tiles as lanes times row panels. `pieces` cuts what `next` still has to ask for.
 template <class A>
-inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, A* partial, A* sums, int64_t sums_row,
-                           int64_t columns, Prefetch next) {
-  const int64_t share = (next.lines + panels.count * matmul_lanes - 1) / (panels.count * matmul_lanes);
-  const int64_t a_lane = lane_stride(panel_rows, panels.steps), b_lane = lane_stride(panel_columns<A>, panels.steps);
+inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, const DepthBlock& block, A* carried, A* partial,
+                           A* sums, int64_t sums_row, int64_t columns, Prefetch& next, int64_t panels_left) {
+  const int64_t pieces = panels.count * matmul_lanes * panels_left, share = (next.left() + pieces - 1) / pieces;
+  const int64_t b_lane = lane_stride(panel_columns<A>, block.steps);
   for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
     const int64_t end = begin + tiles_together < panels.count ? begin + tiles_together : panels.count;
     for (int pass = 0; pass < matmul_lanes; pass++) {
       const int lane = lane_of_pass(pass);
+      const A* b = b_panel + lane * b_lane;
       for (int64_t p = begin; p < end; p++) {
-        const A *a = rows + p * panels.stride + lane * a_lane, *b = b_panel + lane * b_lane;
+        const A* a = rows + lane * panels.lane + p * panels.stride + block.first_step * panels.size(p);
+        A* lanes = carried + (lane * panels.count + p) * partial_tile;
         A* stored = partial + (p - begin) * fold_levels * partial_tile;
         A* target = sums + panels.first(p) * sums_row;
         next.advance(share);
         switch (panels.size(p)) {
-          case 6: lane_pass<6>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
-          case 5: lane_pass<5>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
-          case 4: lane_pass<4>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
-          case 3: lane_pass<3>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
-          case 2: lane_pass<2>(a, b, panels.steps, pass, stored, target, sums_row, columns); break;
-          default: lane_pass<1>(a, b, panels.steps, pass, stored, target, sums_row, columns);
+          case 6: lane_pass<6>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
+          case 5: lane_pass<5>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
+          case 4: lane_pass<4>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
+          case 3: lane_pass<3>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
+          case 2: lane_pass<2>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
+          default: lane_pass<1>(a, b, block, lanes, pass, stored, target, sums_row, columns);
         }
       }
     }

@@ -38,7 +38,7 @@ template <class T>
 void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
   using A = accumulator_t<T>;
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
-    A* exponentials = log ? nullptr : scratch<A>(n);
+    A* exponentials = log ? nullptr : scratch<A>(n + 7);
     for (int64_t r = begin; r < end; r++) {
       const T* row = x + r * x_row;
       T* result = out + r * n;
@@ -55,12 +55,12 @@ void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T*
       } else {
         const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
           const Vec<A> e = first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
-          store(e, exponentials + i, count);
+          e.store(exponentials + i);
           return accumulator + e;
         });
         const Vec<A> denominator = Vec<A>::fill(s);
         for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
-          store(load<A>(exponentials + i, count) / denominator, result + i, count);
+          store(Vec<A>::load(exponentials + i) / denominator, result + i, count);
         });
       }
     }

@@ -182,9 +182,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
 
 
 def test_nested_inputs_and_outputs_with_batch_dims_of_their_own() -> None:
-    def function(
-        ids: Tensor, cache: tuple[Tensor, Tensor], *, scale: float, table: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def function(ids: Tensor, cache: tuple[Tensor, Tensor], *, scale: float, table: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return table[ids] * scale, {"keys": cache[0] + 1, "values": cache[1] + 1}, table.sum()
 
     inputs = {
@@ -300,9 +298,7 @@ def test_functions_that_cannot_be_judged() -> None:
         check(torch.sum, x, backend="eager")
     with pytest.raises(ValueError, match=r"output has shape \(6,\), so its dim 0 is not the batch of 3"):
         check(lambda x: x.flatten() if x.shape[0] == 3 else x, x, backend="eager")
-    with pytest.raises(
-        ValueError, match=r"torch.float32 \(1,\) in the reference and torch.float32 \(2,\) in a batch of 2"
-    ):
+    with pytest.raises(ValueError, match=r"torch.float32 \(1,\) in the reference and torch.float32 \(2,\) in a batch of 2"):
         check(lambda x: x[:, : x.shape[0]], x, backend="eager")
     with pytest.raises(ValueError, match="no output depends differentiably"):
         check(lambda x: x.detach() + 1, x, backend="eager", grad=True)
@@ -338,9 +334,7 @@ same batch, again                4  default        2     4          0         0 
             calls.append(0)
             return x + len(calls), 0
 
-        result = check(
-            counts, torch.zeros(2, 1), backend="eager", threads=1, batch_sizes=(1, 2), permutations=0, positions=()
-        )
+        result = check(counts, torch.zeros(2, 1), backend="eager", threads=1, batch_sizes=(1, 2), permutations=0, positions=())
         self.assertExpectedInline(
             str(result),
             """\

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import bi_inductor.pointwise
 from bi_inductor.pointwise import (
     FUNCTORCH_PINS,
     POINTWISE_PINS,
+    pinned_op_names,
     pinned_scalar_functions,
     round_low_precision,
 )
@@ -291,3 +293,263 @@ def test_one_value_in_every_loop(dtype: torch.dtype, layout: str) -> None:
     chosen = names(dtype, layout)
     results = LAYOUTS[layout](pinned, together(chosen), *operands(dtype))
     assert different(chosen, results, [reference(dtype)[name] for name in chosen]) == {}
+
+
+def test_control_stock_differs() -> None:
+    """Stock Inductor: vector body against kernels of one element, and an element against itself among other neighbours."""
+    chosen = tuple(FUNCTIONS)
+    x, y = operands(torch.float32)
+    vector = whole("inductor", together(chosen), x, y)
+    assert len(different(chosen, vector, one_element("inductor", together(chosen), x, y))) >= 10
+    coupled = different(chosen, vector, permuted("inductor", together(chosen), x, y))
+    assert "sin" in coupled or not cpu_has_avx2()
+
+
+def cpu_has_avx2() -> bool:
+    return torch.cpu.get_capabilities().get("avx2", False)
+
+
+INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
+
+
+def conversions(numbers: Tensor, floats: Tensor) -> tuple[Tensor, ...]:
+    """From every integer type to every floating one, back where stock saturates or wraps, and arithmetic that converts."""
+    integers = [numbers.to(dtype) for dtype in INTEGERS]
+    return (
+        *(integer.to(dtype) for integer in integers for dtype in FLOATS),
+        *(floats.to(source).to(dtype) for source in FLOATS for dtype in INTEGERS),
+        numbers / 3,
+        integers[0] * 0.1,
+        integers[1] / integers[0],
+        torch.where(integers[4], floats, integers[0]),
+        integers[2] + floats.to(torch.bfloat16),
+    )
+
+
+def test_conversions() -> None:
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randint(-(2**62), 2**62, (64,), generator=generator)
+    numbers[:12] = torch.tensor([0, 1, -1, 2**53 + 1, 2**24 + 1, 9007199791611905, 127, 128, 256, -129, 70000, -(2**63)])
+    floats = torch.randn(64, generator=generator) * 200
+    floats[:8] = torch.tensor([0.5, 1.5, -0.5, 127.5, -129.0, 3e9, float("nan"), float("-inf")])
+    chosen = [str(i) for i in range(len(INTEGERS) * len(FLOATS) * 2 + 5)]
+    vector = whole(pinned, conversions, numbers, floats)
+    assert different(chosen, vector, one_element(pinned, conversions, numbers, floats)) == {}
+    assert different(chosen, vector, any_size(pinned, conversions, numbers, floats)) == {}
+
+
+def test_every_op_of_the_vector_table_is_pinned_or_exact() -> None:
+    """The ops taken from the vector table, so that a new torch shows here what it added."""
+    assert pinned_op_names() == [
+        *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cos", "cosh", "digamma", "erf"),
+        *("erfc", "erfinv", "exp", "exp2", "expm1", "floordiv", "fma", "fmod", "hypot", "i0", "i0e", "lgamma", "log"),
+        *("log10", "log1p", "log2", "maximum", "minimum", "nextafter", "pow", "reciprocal", "relu", "remainder"),
+        *("rsqrt", "sigmoid", "sin", "sinh", "tan", "tanh"),
+    ]
+
+
+Stages = tuple[Callable[[Tensor], Tensor], ...]
+
+# Programs in stages; a graph break may fall between any two of them. The comment says what made them differ with stock.
+PROGRAMS: dict[str, Stages] = {
+    # dropped by constant folding in the joint graph
+    "add zero": (lambda x: x + 0, lambda x: x * 1, lambda x: x / 1, lambda x: x - 0.0),
+    "add negative zero": (lambda x: x + -0.0, lambda x: x * -1, lambda x: 0 - x),
+    "zeros plus": (lambda x: torch.zeros_like(x), lambda t: t + -0.0, lambda t: -t),
+    "negated difference": (lambda x: x - x.flip(0), lambda t: -t),
+    "zero times": (lambda x: 0 * x, lambda t: t * -1, lambda t: -t),
+    "minimum of zeros": (lambda x: torch.minimum(x, -x), lambda t: torch.maximum(t, -t), lambda t: t.clamp(min=0.0)),
+    "full negative zero": (lambda x: torch.full_like(x, -0.0), lambda t: t * 1, lambda t: t + -0.0),
+    # folded in double precision by the symbolic evaluation of indices
+    "full arithmetic": (lambda x: torch.full_like(x, 1e8), lambda t: t + 1, lambda t: t - 1e8),
+    "full products": (lambda x: torch.full_like(x, 0.1), lambda t: t * 0.3, lambda t: t * 0.7, lambda t: t + 0.2),
+    "integers as floats": (lambda x: torch.arange(64) + 2**24 + 1, lambda t: t.to(torch.float32), lambda t: t.long()),
+    "large products": (lambda x: torch.arange(64) * 1234567891234567, lambda t: t.to(torch.float32), lambda t: t * 0.5),
+    "positions": (lambda x: torch.arange(0, 64).to(x.dtype), lambda t: t * 0.1, lambda t: t * 0.3, lambda t: t + 0.7),
+    # constants that Inductor keeps as Python floats
+    "full to double": (lambda x: torch.full_like(x, 0.1), lambda t: t.double()),
+    "full half": (lambda x: torch.full((64,), 0.1, dtype=torch.bfloat16), lambda t: t.float(), lambda t: t * 3),
+    "masked fill": (lambda x: x.masked_fill(x > 0, 0.1), lambda t: t.double()),
+    "pad": (lambda x: F.pad(x, (1, 1), value=0.1), lambda t: t**2, lambda t: t.double()),
+    # inverse operations
+    "multiply, divide": (lambda x: x * 3, lambda t: t / 3, lambda t: t / 7, lambda t: t * 7),
+    "add, subtract": (lambda x: x + 1e8, lambda t: t - 1e8),
+    "exp, log": (lambda x: x.exp(), lambda t: t.log(), lambda t: t.exp()),
+    "reciprocals": (lambda x: 1 / x, lambda t: 1 / t),
+    "multiply, add": (lambda x: x * 1.1, lambda t: t + 0.3, lambda t: t * t),
+    # rounding through narrower types
+    "through bfloat16": (lambda x: (x * 1.1).to(torch.bfloat16), lambda t: t.float(), lambda t: t * 1.1),
+    "through float32": (lambda x: x.double() * 0.1, lambda t: t.float(), lambda t: t.double()),
+    "through int8": (lambda x: (x * 100).to(torch.int8), lambda t: t.float()),
+    # lowered without the rounding of emulate_precision_casts
+    "powers": (lambda x: x**2, lambda t: t**3, lambda t: t**-1, lambda t: t.double()),
+    "addcmul": (lambda x: torch.addcmul(x, x, x, value=0.3), lambda t: torch.addcmul(t, t, t), lambda t: t**2),
+    "addcdiv": (lambda x: torch.addcdiv(x, x, x.abs() + 1), lambda t: torch.addcdiv(t, t, t.abs() + 1, value=0.3)),
+    "activations": (lambda x: F.silu(x), lambda t: F.gelu(t), lambda t: torch.sigmoid(t), lambda t: t.rsqrt()),
+}
+
+
+@functools.cache
+def fused_and_split(dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Results of every program, compiled in one graph, and compiled stage by stage."""
+    x = operands(dtype)[0]
+    programs = list(PROGRAMS.values())
+
+    def everything(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(functools.reduce(lambda value, stage: stage(value), program, x) for program in programs)
+
+    fused = compiled(everything)(x)
+    values = [x] * len(programs)
+    for depth in range(max(map(len, programs))):
+        live = [i for i, program in enumerate(programs) if depth < len(program)]
+
+        def one_stage(inputs: list[Tensor], live: list[int] = live, depth: int = depth) -> tuple[Tensor, ...]:
+            return tuple(programs[i][depth](value) for i, value in zip(live, inputs, strict=True))
+
+        for i, value in zip(live, compiled(one_stage)([values[i] for i in live]), strict=True):
+            values[i] = value
+    return dict(zip(PROGRAMS, fused, strict=True)), dict(zip(PROGRAMS, values, strict=True))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_graph_or_many(dtype: torch.dtype) -> None:
+    fused, split = fused_and_split(dtype)
+    assert different(list(PROGRAMS), list(fused.values()), list(split.values())) == {}
+
+
+# Ops that round as eager does. Not among them: functions that eager takes from other libraries, and sums with a scalar in
+# bfloat16 or float16, where eager rounds the scalar first.
+EAGER: dict[str, Function] = {
+    "add": lambda x, y: ((x + y) + x) + y,
+    "chain": lambda x, y: (x * y + x) * y - x,
+    "divide": lambda x, y: (x / y) / 3,
+    "scale": lambda x, y: (x * 0.1) * 0.3,
+    "square": lambda x, y: x * x * y * y,
+    "power": lambda x, y: (x**2) * y,
+    "relu": lambda x, y: F.relu(x - y) * y,
+    "zeros": lambda x, y: -(x - x) * -0.0 + -0.0,
+    "cast": lambda x, y: (x.float() * y).to(x.dtype) + x,
+    "where": lambda x, y: torch.where(x > y, x * y, x - y) * y,
+    "maximum": lambda x, y: torch.maximum(x * y, y) + x,
+    "silu": lambda x, y: F.silu(x) * y,
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_rounds_as_eager(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, y = ((torch.randn(512, generator=generator) * 3).to(dtype) for _ in range(2))
+
+    def everything(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(x, y) for function in EAGER.values())
+
+    assert different(list(EAGER), compiled(everything)(x, y), everything(x, y)) == {}
+    assert len(different(list(EAGER), compiled(everything, "inductor")(x, y), everything(x, y))) >= 3
+
+
+def signed_zeros(x: Tensor) -> tuple[Tensor, ...]:
+    """Reciprocals tell the zeros apart; each pair has equal arguments as Python compares them."""
+    zero, negative_zero = torch.full_like(x, 0.0), torch.full_like(x, -0.0)
+    results = (x + 0.0, x + -0.0, x * 0.0, x * -0.0, torch.where(x > 5, x, 0.0), torch.where(x > 5, x, -0.0), zero, negative_zero)
+    return tuple(torch.reciprocal(result) for result in results)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_zeros_of_both_signs(requires_grad: bool) -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, -2.0] * 4, requires_grad=requires_grad)
+    chosen = [str(i) for i in range(8)]
+    assert different(chosen, compiled(signed_zeros)(x), signed_zeros(x)) == {}
+    if requires_grad:
+        assert different(chosen, compiled(signed_zeros, "inductor")(x), signed_zeros(x)) != {}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_gradients_in_one_graph_or_many(dtype: torch.dtype) -> None:
+    stages: list[Callable[[Tensor], Tensor]] = [F.gelu, lambda t: t**3, lambda t: t * 0.3, F.silu, lambda t: torch.addcmul(t, t, t)]
+
+    def gradient(functions: list[Callable[..., Tensor]]) -> Tensor:
+        x = (torch.randn(64, generator=torch.Generator().manual_seed(2)) * 2).to(dtype).requires_grad_()
+        value = x
+        for function in functions:
+            value = function(value)
+        value.backward(torch.ones_like(value))
+        assert x.grad is not None
+        return x.grad
+
+    fused = gradient([compiled(lambda x: functools.reduce(lambda value, stage: stage(value), stages, x))])
+    torch._dynamo.reset()
+    split = gradient([torch.compile(stage, backend=pinned, fullgraph=True) for stage in stages])
+    assert not bits_differ(fused, split).any()
+
+
+def test_round_low_precision_rewrites_the_graph() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.ones(4, dtype=torch.bfloat16)
+    gm = make_fx(lambda x: torch.ops.aten.pow(x, 2) + torch.ops.aten.full([4], 0.1, dtype=torch.bfloat16), tracing_mode="fake")(x)
+    assert round_low_precision(gm.graph) == 2
+    gm.graph.lint()
+    gm.recompile()
+    assert torch.equal(gm(x), x**2 + torch.full([4], 0.1, dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def stock_tables() -> Iterator[tuple[Any, ...]]:
+    from torch._inductor.codegen.cpp import CppKernel, CppTile2DKernel, CppVecKernel
+    from torch._inductor.index_propagation import IndexPropagation
+
+    def read() -> tuple[Any, ...]:
+        kernels = (CppKernel, CppVecKernel, CppTile2DKernel)
+        return (*(vars(kernel)["overrides"] for kernel in kernels), IndexPropagation.propagate_sympy)
+
+    before = read()
+    yield before
+    assert read() == before
+
+
+def test_context_is_of_its_thread_and_leaves_nothing(stock_tables: tuple[Any, ...]) -> None:
+    from torch._inductor.codegen.cpp import CppKernel
+
+    stock = stock_tables[0]
+    entered, leave = threading.Event(), threading.Event()
+    seen: list[type] = []
+
+    def other_thread() -> None:
+        seen.append(CppKernel.overrides)
+        with pinned_scalar_functions():
+            seen.append(CppKernel.overrides)
+            entered.set()
+            leave.wait(10)
+            seen.append(CppKernel.overrides)
+
+    with pinned_scalar_functions():
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        assert entered.wait(10)
+        with pinned_scalar_functions():
+            assert CppKernel.overrides is not stock
+        assert CppKernel.overrides is not stock
+    # The other thread is still inside; this one is not.
+    assert CppKernel.overrides is stock
+    leave.set()
+    thread.join()
+    assert seen[0] is stock
+    assert seen[1] is seen[2] is not stock
+
+
+def test_stock_compile_in_another_thread_writes_stock_code(stock_tables: tuple[Any, ...]) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    def stock_code() -> list[str]:
+        torch._dynamo.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            return list(run_and_get_code(torch.compile(lambda x: x.sin().tanh(), fullgraph=True), torch.ones(1))[1])
+
+    before = stock_code()
+    assert "Vectorized" not in before[0]
+    inside: list[list[str]] = []
+    with pinned_scalar_functions():
+        thread = threading.Thread(target=lambda: inside.append(stock_code()))
+        thread.start()
+        thread.join()
+    assert inside == [before]

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from torch._inductor import ir, lowering
+from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
@@ -25,12 +25,18 @@ TABLE = {
     OpClass.RANDOM: op_classes.RANDOM,
     OpClass.REWRITTEN: op_classes.SUMS,
 }
+
+
+def shift_in_place(x):
+    x.copy_(x + 1)
+
+
 LIBRARY = torch.library.Library("bi_inductor_tests", "FRAGMENT")
 LIBRARY.define("shift(Tensor x) -> Tensor")
 LIBRARY.impl("shift", lambda x: x + 1, "CompositeExplicitAutograd")
 torch.library.register_fake("bi_inductor_tests::shift", torch.empty_like, lib=LIBRARY)
 LIBRARY.define("shift_(Tensor(a!) x) -> ()")
-LIBRARY.impl("shift_", lambda x: x.copy_(x.clone() + 1) and None, "CompositeExplicitAutograd")
+LIBRARY.impl("shift_", shift_in_place, "CompositeExplicitAutograd")
 
 
 def packet(name):
@@ -39,12 +45,13 @@ def packet(name):
 
 
 def functional_overloads(name):
-    """The overloads that can be in a functionalized graph: no out= variants, none for Python scalars and TorchScript lists alone."""
+    """The overloads that can be in a functionalized graph: no out= variants, none of TorchScript for Python's scalars and lists."""
     op = packet(name)
     for overload in (getattr(op, each) for each in op.overloads()):
         arguments = overload._schema.arguments
         writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
-        if not writes and any("Tensor" in str(argument.type) for argument in arguments):
+        takes_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+        if takes_tensors and not writes and overload._overloadname != "Tensor_list":
             yield overload
 
 
@@ -121,7 +128,7 @@ def example(argument, name, dtype):
         return argument.default_value
     if "bitwise" in name:
         return 1
-    values = {"float": 0.5, "number": 0.5, "Scalar": 0.5, "int": 1, "bool": False, "Optional[number]": None, "Optional[float]": None}
+    values = {"float": 0.5, "number": 0.5, "Scalar": 0.5, "int": 1, "bool": False, "Optional[number]": None, "Optional[float]": None, "Optional[bool]": True}
     if argument.name == "dtype":
         return torch.float64
     if argument.name == "rounding_mode":
@@ -150,15 +157,18 @@ def extern_calls(overload, dtype):
         graph = GraphLowering(graph_module, example_inputs=[mode.from_tensor(tensor) for tensor in tensors], cpp_wrapper=False, aot_mode=False)
     with V.set_graph_handler(graph), V.set_fake_mode(mode):
         graph.run(*(mode.from_tensor(tensor) for tensor in tensors))
-    kernels = [operation.python_kernel_name for operation in graph.operations if isinstance(operation, ir.ExternKernel)]
+    calls = [op for op in graph.operations if isinstance(op, ir.ExternKernel) and not isinstance(op, ir.MultiOutput)]
+    kernels = [call.python_kernel_name for call in calls]
     return kernels, [node for node in graph_module.graph.nodes if node.op == "call_function"]
 
 
 def elementwise_overloads():
-    return [overload for name in sorted(op_classes.ELEMENTWISE) for overload in functional_overloads(name)]
+    overloads = [overload for name in sorted(op_classes.ELEMENTWISE) for overload in functional_overloads(name)]
+    # where() of a condition alone is another name for nonzero().
+    return [overload for overload in overloads if overload is not torch.ops.aten.where.default]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_elementwise_ops_are_generated_code(dtype):
     fallen_back, undecided = {}, []
     for overload in elementwise_overloads():
@@ -172,49 +182,31 @@ def test_elementwise_ops_are_generated_code(dtype):
 
 
 def test_the_check_for_generated_code_finds_a_fallback():
-    assert extern_calls(torch.ops.aten.digamma.default, torch.float32)[0] == []
-    assert extern_calls(torch.ops.aten._cdist_forward.default, torch.float32)[0] if False else True
-    assert torch.ops.aten.nonzero.default in lowering.fallbacks
     assert extern_calls(torch.ops.aten.sort.stable, torch.float32)[0] == ["torch.ops.aten.sort.stable"]
+    assert extern_calls(torch.ops.aten.digamma.default, torch.float32)[0] == []
 
 
 # ---- what the exact class promises: no order to depend on, ties decided by position in the sample
 
 
 def order_free(x):
-    low, high = torch.aminmax(x, dim=-1)
-    values, indices = x.max(-1)
-    ascending, order = x.sort(-1)
-    top, top_order = x.topk(7, -1)
-    median, median_order = x.median(-1)
-    running, running_order = torch.cummax(x, -1)
     tiles = x.unflatten(-1, (-1, 12))
+    values, indices = x.max(-1)
     return {
         "amax": x.amax(-1),
         "amin": x.amin(-1),
-        "aminmax": torch.stack([low, high], -1),
         "max.dim": values,
         "max.dim, index": indices,
         "min.dim over an inner dim": tiles.min(-2)[0],
-        "min.dim over an inner dim, index": tiles.min(-2)[1],
-        "argmax": x.argmax(-1),
-        "argmin": x.argmin(-1),
-        "argmax over an inner dim": tiles.argmax(-2),
-        "sort": ascending,
-        "sort, index": order,
-        "argsort descending": x.argsort(-1, descending=True),
-        "topk": top,
-        "topk, index": top_order,
-        "median": median,
-        "median, index": median_order,
-        "cummax": running,
-        "cummax, index": running_order,
-        "any": x.any(-1),
-        "all": x.all(-1),
-        "count_nonzero": x.count_nonzero(-1),
-        "searchsorted": torch.searchsorted(ascending, x[..., :5].contiguous()),
-        "isin": torch.isin(x, torch.tensor([0.0, 2.0])),
+        "argmin over an inner dim": tiles.argmin(-2),
+        "sort": x.sort(-1)[0],
+        "sort, index": x.sort(-1)[1],
+        "topk, index": x.topk(7, -1)[1],
+        "median, index": x.median(-1)[1],
+        "cummax, index": torch.cummax(x, -1)[1],
+        "searchsorted": torch.searchsorted(torch.tensor([0.0, 1.0, 1.0, 2.0]), x),
         "max_pool1d": torch.nn.functional.max_pool1d(x, 3),
+        "max_pool2d, index": torch.nn.functional.max_pool2d(tiles.unsqueeze(1), 6, return_indices=True)[1],
     }
 
 
@@ -231,10 +223,14 @@ def samples_with_ties(count, length=300):
     return torch.stack([torch.tensor(pools[i % 5])[torch.randint(len(pools[i % 5]), (length,))] for i in range(count)])
 
 
-def differences(backend):
+def extrema(x):
+    return {"amax": x.amax(-1), "amin": x.amin(-1), "max.dim": x.max(-1)[0]}
+
+
+def differences(backend, function):
     """Names of the results of which a sample's bits follow the batch, the sample's place or the memory layout."""
     x = samples_with_ties(33)
-    function = torch.compile(order_free, backend=backend, dynamic=True)
+    function = torch.compile(function, backend=backend, dynamic=True)
     alone = [{name: bits(value)[0] for name, value in function(x[i : i + 1]).items()} for i in range(5)]
     different = set()
     for batch in (x, x[:2], x.t().contiguous().t(), x[:8].t().contiguous().t()):
@@ -245,11 +241,11 @@ def differences(backend):
 
 
 def test_exact_ops_have_no_order():
-    assert differences("batch_invariant") == set()
+    assert differences("batch_invariant", order_free) == set()
 
 
 def test_stock_has_one_for_the_sign_of_zero():
-    assert differences("inductor") >= {"amax", "amin", "max.dim"}
+    assert differences("inductor", extrema) == {"amax", "amin", "max.dim"}
 
 
 def test_a_zero_maximum_is_positive_and_nan_wins():
@@ -269,9 +265,9 @@ def test_sort_is_stable():
     x = torch.randint(3, (4, 2000)).float()
 
     def function(x):
-        return torch.sort(x, -1)[1], torch.sort(x, -1, stable=False)[1], torch.sort(x, -1, stable=True)[1], x.argsort(-1)
+        return torch.sort(x, -1)[1], torch.sort(x, dim=-1, stable=False)[1], torch.sort(x, dim=-1, stable=True)[1], x.argsort(-1)
 
-    expected = torch.sort(x, -1, stable=True)[1]
+    expected = torch.sort(x, dim=-1, stable=True)[1]
     assert all(torch.equal(order, expected) for order in compiled(function)(x))
     table = decomposition_table("test")
     graph = make_fx(lambda x: torch.sort(x, stable=False), decomposition_table=table)(x).graph
@@ -333,7 +329,10 @@ def test_allow_lets_an_op_through():
 
 
 def test_allow_names_only_what_it_names():
-    message = refused(lambda x: torch.logcumsumexp(torch.cdist(x, x), 1), torch.randn(4, 4), allow=("aten.logcumsumexp",))
+    def function(x):
+        return torch.logcumsumexp(torch.cdist(x, x), 1)
+
+    message = refused(function, torch.randn(4, 4), allow=("aten.logcumsumexp",))
     assert "aten._cdist_forward" in message and "aten.logcumsumexp" not in message
 
 

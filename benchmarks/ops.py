@@ -1,0 +1,95 @@
+"""`python -m benchmarks.ops`: time of single compiled ops, ours against stock Inductor and eager.
+
+Shapes are those of docs/performance.md. Ratios below 1 mean that ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.bench import BACKENDS, RESULTS, compiled, print_header, print_means, print_row
+from benchmarks.timing import Measurement, environment, headline, measure
+
+
+class Op(NamedTuple):
+    """A function of tensors and the tensors."""
+
+    name: str
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+
+
+def _attention(name: str, batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, **settings: Any) -> Op:
+    query = torch.randn(batch, heads, queries, 64, dtype=dtype)
+    key, value = (torch.randn(batch, heads, keys, 64, dtype=dtype) for _ in range(2))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=settings.get("is_causal", False))
+
+    return Op(f"attention {name}, {batch}x{heads}, {queries} on {keys}", attend, (query, key, value, settings.get("mask")))
+
+
+def ops(dtype: torch.dtype) -> Iterator[Op]:
+    """All measured ops; weights are [out, in] as torch stores them."""
+    for size in (1024, 4096):
+        weight = torch.randn(size, size, dtype=dtype) / size**0.5
+        for rows in (1, 4, 16, 64, 256):
+            yield Op(f"linear {size}x{size}, {rows} rows", functional.linear, (torch.randn(rows, size, dtype=dtype), weight))
+    for rows, length in ((1, 4096), (64, 1024), (1024, 768)):
+        x, weight = torch.randn(rows, length, dtype=dtype), torch.randn(length, dtype=dtype)
+        shape = f"{rows}x{length}"
+        yield Op(f"softmax {shape}", lambda x: torch.softmax(x, -1), (x,))
+        yield Op(f"layer_norm {shape}", lambda x, weight: functional.layer_norm(x, weight.shape, weight, weight), (x, weight))
+        yield Op(f"rms_norm {shape}", lambda x, weight: functional.rms_norm(x, weight.shape, weight), (x, weight))
+        yield Op(f"sum {shape}", lambda x: x.sum(-1), (x,))
+    padded = (torch.arange(128) >= 37).expand(8, 1, 128, 128)
+    yield _attention("causal", 1, 8, 128, 128, dtype, is_causal=True)
+    yield _attention("37 left pads", 8, 4, 128, 128, dtype, mask=padded)
+    yield _attention("decode", 8, 8, 1, 128, dtype)
+    yield _attention("chunk", 1, 8, 4, 1024, dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ops", description=__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure only ops whose name contains TEXT")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "float64"])
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per op (default 15)")
+    parser.add_argument("--block", type=float, default=0.02, metavar="SECONDS", help="length of one variant's turn")
+    parser.add_argument("--json", nargs="?", const=str(RESULTS / "ops.json"), metavar="FILE", help="also write JSON")
+    arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds is {arguments.rounds}; at least 2 are needed for a median and quartiles")
+    torch.manual_seed(0)
+    print(f"{headline()}, {arguments.dtype}")
+    print_header()
+    results: dict[str, Measurement] = {}
+    with torch.no_grad():
+        for op in ops(getattr(torch, arguments.dtype)):
+            if arguments.only not in op.name:
+                continue
+            torch.compiler.reset()
+            functions = {name: compiled(op.function, backend) for name, backend in BACKENDS.items()}
+            calls = {name: lambda f=function, a=op.arguments: f(*a) for name, function in functions.items()}
+            results[op.name] = measure(calls, rounds=arguments.rounds, seconds_per_block=arguments.block)
+            print_row(op.name, results[op.name])
+    if not results:
+        parser.error(f"--only {arguments.only!r} matches no op")
+    print_means(results)
+    if arguments.json:
+        path = Path(arguments.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"environment": environment(), "dtype": arguments.dtype, "ops": {n: asdict(m) for n, m in results.items()}}
+        path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Convolutions as one matmul over gathered patches: out[o, p] = bias[o] + sum over (channel, kernel position) of weight * patch.
+
+Numerics: the sum is the matmul family's, with k the row-major index over (channel of the group, kernel position); one rounding, after the bias
+(docs/numerics.md section 3). Made of differentiable ops, so the backward follows from slicing and matmul. The patches are copied: memory is the
+kernel's size times the input's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] | str = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> torch.Tensor:
+    """conv1d, conv2d or conv3d of ``x`` [batch?, channels, *spatial] with ``weight`` [out channels, channels / groups, *kernel]."""
+    kernel = weight.shape[2:]
+    dims = len(kernel)
+    stride, dilation = _each(stride, dims), _each(dilation, dims)
+    if x.dim() == dims + 1:
+        return convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+    x = functional.pad(x, _pads(padding, kernel, dilation))
+    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
+    patches = []
+    for offset in itertools.product(*(range(k) for k in kernel)):
+        patch = x
+        for i, (o, n, s, d) in enumerate(zip(offset, sizes, stride, dilation, strict=True)):
+            patch = aten.slice.Tensor(patch, 2 + i, o * d, o * d + s * (n - 1) + 1, s)
+        patches.append(patch)
+    batch, channels, out_channels = x.shape[0], weight.shape[1], weight.shape[0]
+    reduced, positions = channels * len(patches), math.prod(sizes)
+    columns = torch.stack(patches, 2)
+    if groups == 1:
+        rows = weight.reshape(1, out_channels, reduced).expand(batch, -1, -1)
+        bias = None if bias is None else bias.unsqueeze(1)
+        out = torch.ops.bi_inductor.matmul(rows, columns.reshape(batch, reduced, positions), bias)
+    else:
+        columns = columns.reshape(batch, groups, reduced, positions).permute(1, 2, 0, 3).reshape(groups, reduced, batch * positions)
+        bias = None if bias is None else bias.reshape(groups, out_channels // groups, 1)
+        out = torch.ops.bi_inductor.matmul(weight.reshape(groups, out_channels // groups, reduced), columns, bias)
+        out = out.reshape(out_channels, batch, positions).transpose(0, 1)
+    result: torch.Tensor = out.reshape([batch, out_channels, *sizes])
+    return result
+
+
+def _each(values: Sequence[int], dims: int) -> Sequence[int]:
+    return list(values) * dims if len(values) == 1 else values
+
+
+def _pads(padding: Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[Any]:
+    """Padding as functional.pad takes it, the last dim first; "same" puts the odd one at the end, as torch does."""
+    if padding == "valid":
+        return [0, 0] * len(kernel)
+    if padding == "same":
+        total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
+    assert not isinstance(padding, str), f"padding must be 'valid', 'same' or numbers; given {padding!r}"
+    return [side for p in reversed(_each(padding, len(kernel))) for side in (p, p)]
+
+
+CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)
