@@ -61,16 +61,17 @@ def for_user(error: Exception, caller: FrameType | None) -> Exception | None:
     """
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor import config
-    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.exc import InvalidCxxCompiler, LoweringException
 
-    while isinstance(error, BackendCompilerFailed):
-        error = error.inner_exception
-    if isinstance(error, InvalidCxxCompiler):
-        error = no_compiler(config.cpp.cxx)
-    if not isinstance(error, (BatchInvariantError, OptionError)):
+    found: BaseException | None = error
+    while isinstance(found, (BackendCompilerFailed, LoweringException)):
+        found = found.inner_exception if isinstance(found, BackendCompilerFailed) else found.__context__
+    if isinstance(found, InvalidCxxCompiler):
+        found = no_compiler(config.cpp.cxx)
+    if not isinstance(found, (BatchInvariantError, OptionError)):
         return None
-    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__ and not issubclass(kind, _passing_base()))
-    return _passing(kind)(*error.args, first_useful_frame=caller)
+    kind = next(kind for kind in type(found).__mro__ if kind.__module__ == __name__ and not issubclass(kind, _passing_base()))
+    return _passing(kind)(*found.args, first_useful_frame=caller)
 
 
 def _passing_base() -> type[Exception]:

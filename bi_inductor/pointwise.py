@@ -60,6 +60,11 @@ POINTWISE_PINS: dict[str, tuple[object, str]] = {
         False,
         "reassociation and reciprocals as the compiler likes, different in vector and scalar code",
     ),
+    "cpp.enable_tiling_heuristics": (
+        False,
+        "for speed, not for bits: it sends short and strided loops to the scalar kernel, where a pinned function "
+        "costs a whole vector's evaluation for each element",
+    ),
     "cpp.inject_relu_bug_TESTING_ONLY": (None, "makes relu something else in one of the loops"),
     "cpp.inject_log1p_bug_TESTING_ONLY": (None, "makes log1p something else in one of the loops"),
     "joint_graph_constant_folding": (
@@ -97,12 +102,9 @@ _SAME_BY_DEFINITION = frozenset([
 _CONVERSIONS = ("to_dtype", "round_to_int")
 
 # SLEEF chooses the range reduction of these for a whole vector, after the lane with the largest magnitude, and the
-# choices differ in the last bits. Below the bound a lane takes the first choice if its neighbours are below it too.
-_LANES_COUPLED_ABOVE: dict[str, tuple[float, float]] = {
-    # name: (bound in float, bound in double)
-    "sin": (125.0, 15.0),
-    "cos": (125.0, 15.0),
-    "tan": (125.0, 15.0),
+# choices differ in the last bits. Lanes below the first bound agree among themselves, and so do lanes between the two.
+_LANES_COUPLED_ABOVE: dict[str, dict[torch.dtype, tuple[float, float]]] = {
+    name: {torch.float32: (125.0, 39000.0), torch.float64: (15.0, 1e14)} for name in ("sin", "cos", "tan")
 }
 
 _active: ContextVar[bool] = ContextVar("bi_inductor_pinned_scalar_functions", default=False)
@@ -246,37 +248,47 @@ def _lane_of_vector_op(vector_op: Callable[..., Any], operands: tuple[Any, ...],
 def _uncoupled_lanes(vector_op: Callable[..., Any], operand: Any, bounds: tuple[float, float]) -> BracesBuffer:
     """C++ expression of the vector op with each lane's value independent of the other lanes.
 
-    Lanes at or above the bound, NaN among them, are evaluated one at a time on a broadcast value; the others together,
-    with zeros in place of those. A vector without such lanes costs a comparison a lane more than stock.
+    A vector below the first bound, the usual case, is evaluated as it is. Otherwise the lanes below it are evaluated
+    together, those between the bounds together, with a harmless value in the place of the others, and each of the rest,
+    NaN among them, on a broadcast value.
     """
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+    from torch._inductor.virtualized import V
+
+    def evaluated(name: str) -> str:
+        return _text(vector_op(_Operand(name, operand.dtype)))
 
     element = DTYPE_TO_CPP[operand.dtype]
-    bound = bounds[operand.dtype == torch.float64]
+    near, far = (f"vector_t({bound!r})" for bound in bounds)
     code = BracesBuffer()
     code.writeline("[&]()")
     with code.indent():
         code.writeline(f"using vector_t = std::decay_t<decltype({operand})>;")
+        code.writeline(f"using mask_t = {V.kernel._get_mask_type(operand.dtype)};")
         code.writeline(f"using single_t = at::vec::Vectorized<{element}>;")
-        code.writeline(f"const vector_t is_near = {operand}.abs() < vector_t({bound!r});")
-        code.writeline(f"const vector_t near = {operand} & is_near;")
-        code.writeline(f"const vector_t together = {_text(vector_op(_Operand('near', operand.dtype)))};")
-        code.writeline(f"__at_align__ {element} inputs[vector_t::size()];")
-        code.writeline(f"{operand}.store(inputs);")
-        code.writeline("bool all_near = true;")
-        code.writeline("for (int lane = 0; lane < vector_t::size(); ++lane)")
+        code.writeline(f"const vector_t input = {operand};")
+        code.writeline("const vector_t magnitude = input.abs();")
+        code.writeline(f"const vector_t is_near = magnitude < {near};")
+        code.writeline(f"if (C10_LIKELY(mask_t(is_near).all_masked())) return vector_t({evaluated('input')});")
+        code.writeline("const vector_t below = input & is_near;")
+        code.writeline(f"vector_t result = {evaluated('below')};")
+        code.writeline(f"const vector_t is_between = (magnitude >= {near}) & (magnitude < {far});")
+        code.writeline("if (!mask_t(is_between).all_zero())")
         with code.indent():
-            code.writeline(f"all_near &= std::abs(inputs[lane]) < {element}({bound!r});")
-        code.writeline("if (C10_LIKELY(all_near)) return together;")
+            code.writeline(f"const vector_t between = vector_t::blendv({near}, input, is_between);")
+            code.writeline(f"result = vector_t::blendv(result, {evaluated('between')}, is_between);")
+        code.writeline("if (C10_LIKELY(mask_t(is_near | is_between).all_masked())) return result;")
+        code.writeline(f"__at_align__ {element} inputs[vector_t::size()];")
         code.writeline(f"__at_align__ {element} results[vector_t::size()];")
         code.writeline(f"__at_align__ {element} lanes[single_t::size()];")
-        code.writeline("together.store(results);")
+        code.writeline("input.store(inputs);")
+        code.writeline("result.store(results);")
         code.writeline("for (int lane = 0; lane < vector_t::size(); ++lane)")
         with code.indent():
-            code.writeline(f"if (std::abs(inputs[lane]) < {element}({bound!r})) continue;")
+            code.writeline(f"if (std::abs(inputs[lane]) < {element}({bounds[1]!r})) continue;")
             code.writeline("const single_t alone(inputs[lane]);")
-            code.writeline(f"single_t({_text(vector_op(_Operand('alone', operand.dtype)))}).store(lanes);")
+            code.writeline(f"single_t({evaluated('alone')}).store(lanes);")
             code.writeline("results[lane] = lanes[0];")
         code.writeline("return vector_t::loadu(results);")
     code.writeline("()")
@@ -284,39 +296,40 @@ def _uncoupled_lanes(vector_op: Callable[..., Any], operand: Any, bounds: tuple[
 
 
 def _converted(source: Any, dtype: torch.dtype, rounding: bool) -> BracesBuffer | None:
-    """C++ expression of one lane of the vector conversion of a scalar, or None where Inductor's scalar one agrees.
+    """C++ expression of a scalar's conversion with the vector conversion's value, or None where Inductor's has it.
 
-    float to int8 saturates in vector code and wraps in scalar code; rounding goes to even in one and away from zero in
-    the other; int64 to float goes through double, rounding twice, in vector code.
+    float to int8 saturates in vector code and wraps in scalar code; rounding to int8 goes to even in one and away from
+    zero in the other; int64 to float goes through double, rounding twice, in vector code. Other conversions to integers
+    agree while they are executed, but NaN and values out of range are undefined in C++, and a compiler that knows the
+    value writes what it likes: the volatile keeps it from knowing.
     """
     from torch._inductor.codegen.common import BracesBuffer
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 
-    if source.dtype is None:
-        # An index, which Inductor does not type: an integer that both convert exactly.
+    if source.dtype is None or dtype == torch.bool:
+        # Without a dtype: an index, an exact integer in either loop.
         return None
-    if source.dtype is None:
-        # An index: an exact integer in either loop.
+    from_float = source.dtype.is_floating_point and not dtype.is_floating_point
+    if not from_float and (source.dtype, dtype) != (torch.int64, torch.float32):
         return None
-    to_byte = source.dtype.is_floating_point and dtype in (torch.int8, torch.uint8)
-    if not to_byte and (source.dtype, dtype) != (torch.int64, torch.float32):
-        return None
-    element, result = DTYPE_TO_CPP[source.dtype], DTYPE_TO_CPP[dtype]
-    if source.dtype.is_floating_point and source.dtype.itemsize < 4:
-        # Vector code goes through float, exactly.
-        element = "float"
-    # Vectors of one number of lanes: a float vector's. Types of eight bytes take two registers, smaller ones share one.
-    registers = 2 if source.dtype.itemsize == 8 else 1
-    vector = f"at::vec::VectorizedN<{element}, {registers}>" if registers > 1 else f"at::vec::Vectorized<{element}>"
-    broadcast = f"{vector}(static_cast<{element}>({source}))"
-    name = "round_convert" if rounding else "convert"
-    arguments = f"{result}, 1, {element}, {registers}" if registers > 1 else result
+    # bfloat16 and float16 go through float, exactly.
+    element = DTYPE_TO_CPP[torch.float32 if from_float and source.dtype.itemsize < 4 else source.dtype]
+    result = DTYPE_TO_CPP[dtype]
     code = BracesBuffer()
     code.writeline("[&]()")
     with code.indent():
-        code.writeline(f"__at_align__ {result} lanes[at::vec::Vectorized<{result}>::size()];")
-        code.writeline(f"at::vec::{name}<{arguments}>({broadcast}).store(lanes);")
-        code.writeline("return lanes[0];")
+        code.writeline(f"{'volatile' if from_float else 'const'} {element} value = static_cast<{element}>({source});")
+        if from_float and dtype not in (torch.int8, torch.uint8):
+            code.writeline(f"return c10::convert<{result}>(static_cast<{element}>(value));")
+        else:
+            # As many lanes as a vector of float has. Types of eight bytes take two registers, smaller ones share one.
+            registers = 2 if source.dtype.itemsize == 8 else 1
+            vector = f"VectorizedN<{element}, 2>" if registers == 2 else f"Vectorized<{element}>"
+            arguments = f"{result}, 1, {element}, 2" if registers == 2 else result
+            convert = "round_convert" if rounding else "convert"
+            code.writeline(f"__at_align__ {result} lanes[at::vec::Vectorized<{result}>::size()];")
+            code.writeline(f"at::vec::{convert}<{arguments}>(at::vec::{vector}(value)).store(lanes);")
+            code.writeline("return lanes[0];")
     code.writeline("()")
     return code
 
@@ -355,7 +368,10 @@ def _pinned_tables() -> dict[type, type]:
 
         @functools.wraps(vector_op)
         def op(operand: Any) -> Any:
-            return _uncoupled_lanes(vector_op, operand, bounds) if operand.is_vec else stock(operand)
+            # Scalars go on to the scalar table; a vector of any other dtype has nothing to uncouple.
+            if operand.is_vec and operand.dtype in bounds:
+                return _uncoupled_lanes(vector_op, operand, bounds[operand.dtype])
+            return stock(operand)
 
         return op
 

@@ -102,7 +102,7 @@ def sentence_embeddings() -> None:
     print(f"{'':8}{'batch of 8':>14}{'batch of 64':>14}{'time alone':>14}{'time by 8':>14}{'time by 64':>14}")
     for name in models:
         counts = "".join(f"{count:>8} of {len(sentences)}" for count in changed[name])
-        print(f"{name:8}{counts}" + "".join(f"{median[name] * 1e3:>11.0f} ms" for median in medians))
+        print(f"{name:8}{counts}" + "".join(f"{median[name]:>11.0f} ms" for median in medians))
 
 
 # --- 2. Text generation with a KV cache -----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def text_generation() -> None:
     medians = [interleaved_medians(models, generate, chosen, new_tokens) for chosen in (prompts[-1:], prompts)]
     print(f"{'':8}{'logit rows':>15}{'tokens':>15}{'time for 1':>14}{'time for 8':>14}")
     for name in models:
-        print(f"{name:8}{changed[name]}" + "".join(f"{median[name] * 1e3:>11.0f} ms" for median in medians))
+        print(f"{name:8}{changed[name]}" + "".join(f"{median[name]:>11.0f} ms" for median in medians))
 
 
 if __name__ == "__main__":

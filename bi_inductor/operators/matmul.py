@@ -53,14 +53,22 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     matmul = torch.ops.bi_inductor.matmul
-    grad_a = matmul(grad, b.mT, None, ctx.alpha) if ctx.needs_input_grad[0] else None
-    grad_b = matmul(a.mT, grad, None, ctx.alpha) if ctx.needs_input_grad[1] else None
+    grad_a = grad_b = None
+    # A gradient is laid out as its operand, as torch does: that of a linear's weight, which comes here transposed, needs no copy. The sums are the same.
+    if ctx.needs_input_grad[0]:
+        grad_a = matmul(b, grad.mT, None, ctx.alpha).mT if _is_column_major(a) else matmul(grad, b.mT, None, ctx.alpha)
+    if ctx.needs_input_grad[1]:
+        grad_b = matmul(grad.mT, a, None, ctx.alpha).mT if _is_column_major(b) else matmul(a.mT, grad, None, ctx.alpha)
     grad_bias = None
     if ctx.bias_shape is not None and ctx.needs_input_grad[2]:
         grad_bias = sum_to_shape(grad, ctx.bias_shape)
         if ctx.beta != 1:
             grad_bias = grad_bias * ctx.beta
     return grad_a, grad_b, grad_bias, None, None
+
+
+def _is_column_major(matrix: torch.Tensor) -> bool:
+    return matrix.dim() == 2 and matrix.stride(0) == 1 and matrix.stride(1) == matrix.shape[0]
 
 
 def sum_to_shape(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:

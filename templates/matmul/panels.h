@@ -242,11 +242,11 @@ class Prefetch {
 inline constexpr int64_t tiles_together = 8;
 
 // sums[row * sums_row + column] of all rows against one panel of columns, one block of K. partial: tiles_together * fold_levels *
-// partial_tile elements; carried: as many tiles as lanes times row panels. `pieces` cuts what `next` still has to ask for.
+// partial_tile elements; carried: as many tiles as lanes times row panels.
 template <class A>
 inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, const DepthBlock& block, A* carried, A* partial,
-                           A* sums, int64_t sums_row, int64_t columns, Prefetch& next, int64_t panels_left) {
-  const int64_t pieces = panels.count * matmul_lanes * panels_left, share = (next.left() + pieces - 1) / pieces;
+                           A* sums, int64_t sums_row, int64_t columns, Prefetch next) {
+  const int64_t pieces = panels.count * matmul_lanes, share = (next.left() + pieces - 1) / pieces;
   const int64_t b_lane = lane_stride(panel_columns<A>, block.steps);
   for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
     const int64_t end = begin + tiles_together < panels.count ? begin + tiles_together : panels.count;
@@ -319,7 +319,6 @@ inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, i
 #pragma GCC unroll 8
     for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&low[0][0])[i] + (&high[0][0])[i];
     int level = 0;
-#pragma GCC unroll 4
     for (; pass >> level & 1; level++) {
 #pragma GCC unroll 8
       for (int i = 0; i < rows * vectors; i++)

@@ -287,8 +287,11 @@ def different(chosen: Sequence[str], left: Sequence[Tensor], right: Sequence[Ten
     return {name: count for name, count in counts.items() if count}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+# float16 differs from bfloat16 in the conversions only; those are the same in every vector kernel.
+CASES = [(dtype, layout) for dtype in FLOATS for layout in LAYOUTS if dtype != torch.float16 or layout in ("permuted", "any_size")]
+
+
+@pytest.mark.parametrize(("dtype", "layout"), CASES, ids=lambda value: str(value).removeprefix("torch."))
 def test_one_value_in_every_loop(dtype: torch.dtype, layout: str) -> None:
     chosen = names(dtype, layout)
     results = LAYOUTS[layout](pinned, together(chosen), *operands(dtype))
@@ -302,7 +305,7 @@ def test_control_stock_differs() -> None:
     vector = whole("inductor", together(chosen), x, y)
     assert len(different(chosen, vector, one_element("inductor", together(chosen), x, y))) >= 10
     coupled = different(chosen, vector, permuted("inductor", together(chosen), x, y))
-    assert "sin" in coupled or not cpu_has_avx2()
+    assert {"sin", "cos"} & coupled.keys() or not cpu_has_avx2()
 
 
 def cpu_has_avx2() -> bool:
@@ -389,7 +392,6 @@ PROGRAMS: dict[str, Stages] = {
 }
 
 
-@functools.cache
 def fused_and_split(dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Results of every program, compiled in one graph, and compiled stage by stage."""
     x = operands(dtype)[0]
@@ -411,7 +413,7 @@ def fused_and_split(dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Te
     return dict(zip(PROGRAMS, fused, strict=True)), dict(zip(PROGRAMS, values, strict=True))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_graph_or_many(dtype: torch.dtype) -> None:
     fused, split = fused_and_split(dtype)
     assert different(list(PROGRAMS), list(fused.values()), list(split.values())) == {}
@@ -435,16 +437,17 @@ EAGER: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_rounds_as_eager(dtype: torch.dtype) -> None:
+def test_rounds_as_eager() -> None:
     generator = torch.Generator().manual_seed(5)
-    x, y = ((torch.randn(512, generator=generator) * 3).to(dtype) for _ in range(2))
+    numbers = [(torch.randn(512, generator=generator) * 3).to(dtype) for dtype in HALVES for _ in range(2)]
 
-    def everything(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return tuple(function(x, y) for function in EAGER.values())
+    def everything(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(*pair) for pair in (inputs[:2], inputs[2:]) for function in EAGER.values())
 
-    assert different(list(EAGER), compiled(everything)(x, y), everything(x, y)) == {}
-    assert len(different(list(EAGER), compiled(everything, "inductor")(x, y), everything(x, y))) >= 3
+    chosen = [f"{name} {dtype}" for dtype in HALVES for name in EAGER]
+    eager = everything(*numbers)
+    assert different(chosen, compiled(everything)(*numbers), eager) == {}
+    assert len(different(chosen, compiled(everything, "inductor")(*numbers), eager)) >= 6
 
 
 def signed_zeros(x: Tensor) -> tuple[Tensor, ...]:
@@ -463,16 +466,12 @@ def test_zeros_of_both_signs(requires_grad: bool) -> None:
         assert different(chosen, compiled(signed_zeros, "inductor")(x), signed_zeros(x)) != {}
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_gradients_in_one_graph_or_many(dtype: torch.dtype) -> None:
-    stages: list[Callable[[Tensor], Tensor]] = [F.gelu, lambda t: t**3, lambda t: t * 0.3, F.silu, lambda t: torch.addcmul(t, t, t)]
+def test_gradients_in_one_graph_or_many() -> None:
+    stages: list[Callable[[Tensor], Tensor]] = [F.gelu, lambda t: t**3, lambda t: torch.addcmul(t, t, t, value=0.3)]
 
     def gradient(functions: list[Callable[..., Tensor]]) -> Tensor:
-        x = (torch.randn(64, generator=torch.Generator().manual_seed(2)) * 2).to(dtype).requires_grad_()
-        value = x
-        for function in functions:
-            value = function(value)
-        value.backward(torch.ones_like(value))
+        x = (torch.randn(64, generator=torch.Generator().manual_seed(2)) * 2).bfloat16().requires_grad_()
+        functools.reduce(lambda value, function: function(value), functions, x).sum().backward()
         assert x.grad is not None
         return x.grad
 
@@ -543,7 +542,9 @@ def test_stock_compile_in_another_thread_writes_stock_code(stock_tables: tuple[A
     def stock_code() -> list[str]:
         torch._dynamo.reset()
         with torch._inductor.config.patch(force_disable_caches=True):
-            return list(run_and_get_code(torch.compile(lambda x: x.sin().tanh(), fullgraph=True), torch.ones(1))[1])
+            code = run_and_get_code(torch.compile(lambda x: x.sin().tanh(), fullgraph=True), torch.ones(1))[1]
+        # A counter of compiles is in the first line.
+        return [text.split("\n", 1)[1] for text in code]
 
     before = stock_code()
     assert "Vectorized" not in before[0]
