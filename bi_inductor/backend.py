@@ -22,7 +22,7 @@ import torch
 from bi_inductor.errors import OptionError, UnsupportedVersionError, for_user
 from bi_inductor.options import OPTION_NAMES, Options
 from bi_inductor.pins import check_pins_in_force, config_patches
-from bi_inductor.pointwise import pinned_scalar_functions
+from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -114,9 +114,12 @@ def _errors_for_users(caller: FrameType | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def _pinned() -> Iterator[None]:
     """What holds while a graph is traced, lowered and written, forward or backward."""
+    from torch._functorch import config as functorch_config
+
     from bi_inductor.passes.capture import captured_ops
 
-    with _compiling, captured_ops(), pinned_scalar_functions():
+    functorch_pins = {name: value for name, (value, _) in FUNCTORCH_PINS.items()}
+    with _compiling, captured_ops(), pinned_scalar_functions(), functorch_config.patch(functorch_pins):
         yield
 
 

@@ -220,9 +220,8 @@ def _floating_dtype(operands: tuple[Any, ...]) -> torch.dtype | None:
     from torch._inductor.codegen.cpp_utils import CppCSEVariable
 
     dtypes = [operand.dtype for operand in operands if isinstance(operand, CppCSEVariable)]
-    if not dtypes or any(dtype is None or not dtype.is_floating_point for dtype in dtypes):
-        return None
-    return functools.reduce(torch.promote_types, dtypes)
+    floating = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
+    return functools.reduce(torch.promote_types, floating) if floating and len(floating) == len(dtypes) else None
 
 
 def _lane_of_vector_op(vector_op: Callable[..., Any], operands: tuple[Any, ...], dtype: torch.dtype) -> BracesBuffer:
@@ -376,11 +375,11 @@ def _pinned_tables() -> dict[type, type]:
         return op
 
     class PinnedVecOverrides(CppVecOverrides, scalar_table):  # type: ignore[misc, valid-type]
-        def __new__(cls, *args: Any, **kwargs: Any) -> PinnedVecOverrides:
-            self: PinnedVecOverrides = super().__new__(cls, *args, **kwargs)
+        def __init__(self) -> None:
+            super().__init__()
+            # CppVecOverrides.__new__ has put one wrapper an op on the instance; these take their place.
             for name in _LANES_COUPLED_ABOVE:
                 setattr(self, name, uncoupled(name, getattr(self, name)))
-            return self
 
     class PinnedTile2DOverrides(CppTile2DOverrides, PinnedVecOverrides):
         pass

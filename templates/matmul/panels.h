@@ -16,9 +16,9 @@ template <class A>
 inline constexpr int panel_columns = sizeof(A) == 4 ? 16 : 8;
 
 inline int64_t lane_steps(int64_t k) { return (k + matmul_lanes - 1) / matmul_lanes; }
-// Elements from one lane of a panel to the next. Never a power of two of cache lines: the sixteen lanes of a panel would fall into one
-// set of the cache. The slack of 16 also takes the overhang of the 8-wide stores in pack_vectors.
-inline int64_t lane_stride(int64_t width, int64_t steps) { return (width * steps + 15) / 16 * 16 + 16; }
+// Elements from one lane of a panel to the next: an odd number of cache lines, since a power of two would put the sixteen lanes into one
+// set of the cache, with room for the overhang of the 8-wide stores in pack_vectors.
+inline int64_t lane_stride(int64_t width, int64_t steps) { return (((width * steps + 15) / 16 + 1) | 1) * 16; }
 
 template <class A>
 BI_INLINE void transpose_eight(Vec<A>* rows) {

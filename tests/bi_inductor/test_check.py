@@ -63,6 +63,14 @@ def test_stock_inductor_linear_varies_and_names_no_other_reason() -> None:
     assert result.deterministic
 
 
+def test_ours_is_the_default_and_passes_where_stock_varies() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 64)
+    result = check(layer, torch.randn(8, 256), batch_sizes=(1, 2, 8), dynamic=(None, True), neighbours=(math.nan, 1e30))
+    assert result.backend == "batch_invariant"
+    assert result, str(result)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_elementwise_function_passes(backend: str) -> None:
     def function(x: Tensor, table: Tensor) -> dict[str, Tensor]:
