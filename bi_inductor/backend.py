@@ -1,7 +1,7 @@
 """The backend: ``torch.compile(model, backend="batch_invariant")``.
 
-One compile: options and pins, then Inductor's compile_fx with our decomposition table and with composite ops captured while AOTAutograd traces; the
-post-grad pass classifies and rewrites each graph; lowerings call the templates.
+One compile: options and pins, then Inductor's compile_fx with our decomposition table and with composite ops captured while AOTAutograd
+traces; the post-grad pass classifies and rewrites each graph; lowerings call the templates.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # The versions the test suite was run on, first and last of an unbroken range.
 TESTED_TORCH = ((2, 13), (2, 13))
 
-# Inductor's settings are per process: one compile of ours at a time. torch.compile holds a lock of its own around forward compiles, a backward
-# can be compiled later and outside of it.
+# What is captured and which op texts are written is per process: one compile of ours at a time. torch.compile holds a lock of its own
+# around forward compiles, a backward can be compiled later and outside of it.
 _compiling = threading.RLock()
 
 
@@ -60,9 +60,7 @@ def batch_invariant(
         return _compile(gm, example_inputs, mode, options)
 
 
-def _compile(
-    gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
-) -> Callable[..., Any]:
+def _compile(gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None) -> Callable[..., Any]:
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
 
@@ -84,7 +82,7 @@ def _compile(
             return compile_fx_inner(*args, **kwargs)
 
     with _pinned():
-        compiled: Callable[..., Any] = compile_fx(
+        compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]  # its other results are AOTInductor's
             gm,
             example_inputs,
             inner_compile=inner_compile,

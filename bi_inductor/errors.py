@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -59,7 +60,7 @@ def for_user(error: Exception, caller: FrameType | None) -> Exception | None:
     the class documented here, so ``except bi_inductor.UnsupportedOpError`` works around a compiled call.
     Frames of the traceback above ``caller`` are dropped.
     """
-    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
     from torch._inductor import config
     from torch._inductor.exc import InvalidCxxCompiler, LoweringException
 
@@ -70,25 +71,21 @@ def for_user(error: Exception, caller: FrameType | None) -> Exception | None:
         found = no_compiler(config.cpp.cxx)
     if not isinstance(found, (BatchInvariantError, OptionError)):
         return None
-    kind = next(kind for kind in type(found).__mro__ if kind.__module__ == __name__ and not issubclass(kind, _passing_base()))
+    bases = (kind for kind in type(found).__mro__ if issubclass(kind, Exception) and not issubclass(kind, ShortenTraceback))
+    kind: Any = next(bases)
     return _passing(kind)(*found.args, first_useful_frame=caller)
 
 
-def _passing_base() -> type[Exception]:
+@functools.cache
+def _passing(kind: Any) -> Callable[..., Exception]:
+    """``kind`` as a subclass of Dynamo's ShortenTraceback too; it pickles as ``kind``."""
     from torch._dynamo.exc import ShortenTraceback
 
-    return ShortenTraceback  # type: ignore[no-any-return]  # untyped
-
-
-@functools.cache
-def _passing(kind: type[Exception]) -> type[Exception]:
-    """``kind`` as a subclass of Dynamo's ShortenTraceback too; it pickles as ``kind``."""
-
     def __init__(self: Any, *args: Any, first_useful_frame: FrameType | None) -> None:
-        _passing_base().__init__(self, *args, first_useful_frame=first_useful_frame)
+        ShortenTraceback.__init__(self, *args, first_useful_frame=first_useful_frame)
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
         return kind, self.args
 
     members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind, _passing_base()), members)
+    return type(kind.__name__, (kind, ShortenTraceback), members)

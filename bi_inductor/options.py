@@ -18,7 +18,8 @@ class Options:
 
     Attributes:
         strict: a custom op whose numerics are unknown, or an op that mixes samples, is an error instead of a warning.
-        allow: names of ops ("aten.convolution", "mylib.op") that pass as they are: unsupported ones without an error, custom ones without a warning.
+        allow: names of ops ("aten._embedding_bag", "mylib.op") that pass as they are: unsupported ones without an error, custom ones
+            without a warning.
     """
 
     strict: bool = False
@@ -49,7 +50,8 @@ class Options:
                 raise OptionError(f"option 'strict' must be True or False; given {value!r}")
             if name == "allow" and not _is_sequence_of_names(value):
                 raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")
-        return dataclasses.replace(self, **{k: tuple(sorted(v)) if k == "allow" else v for k, v in values.items()})
+        checked: dict[str, Any] = {name: tuple(sorted(value)) if name == "allow" else value for name, value in values.items()}
+        return dataclasses.replace(self, **checked)
 
 
 def _is_sequence_of_names(value: Any) -> bool:

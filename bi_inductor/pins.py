@@ -1,7 +1,7 @@
 """The Inductor settings that the backend holds fixed: what each is pinned to, and which variance that stops.
 
-A user's option that would undo a pin is refused; every other Inductor option passes through. Settings were checked in torch 2.13.0; one that a version
-of torch does not have is skipped.
+A user's option that would undo a pin is refused; every other Inductor option passes through. Settings were checked in torch 2.13.0; one
+that a version of torch does not have is skipped.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def check_pins_in_force() -> None:
     for name, pin in PINS.items():
         if name in known and known[name] != pin.value:
             raise OptionError(
-                f"Inductor's setting {name!r} is {known[name]!r} whatever a program sets, and backend 'batch_invariant' needs {pin.value!r}: "
-                f"{pin.reason}. Unset the environment variable of torch that holds it (TORCHINDUCTOR_{name.split('.')[-1].upper()})."
+                f"Inductor's setting {name!r} is {known[name]!r} whatever a program sets, and backend 'batch_invariant' needs "
+                f"{pin.value!r}: {pin.reason}. Unset the environment variable of torch that holds it "
+                f"(TORCHINDUCTOR_{name.split('.')[-1].upper()})."
             )
 
 
@@ -105,7 +106,7 @@ def config_patches(user: dict[str, Any]) -> dict[str, Any]:
                 f"option {name!r}={value!r} would undo a pin of backend 'batch_invariant' (it is {pin.value!r}): {pin.reason}. "
                 "Leave it out."
             )
-        expected = config.get_type(name)
+        expected = config.get_type(name)  # type: ignore[attr-defined]  # added to the module when it is installed as a configuration
         # As torch.compile does for backend "inductor": a subscripted type has no isinstance.
         if typing.get_origin(expected) is None and not isinstance(value, expected):
             raise OptionError(f"option {name!r} must be of type {expected.__name__}; given {value!r}")

@@ -89,7 +89,7 @@ def scaled_dot_product_attention(
 
 
 def _four_dims(x: torch.Tensor, third_is_heads: bool) -> torch.Tensor:
-    """[..., length, dim] as [batch, heads, length, dim]: no batch dims are 1 x 1, one is heads or batch, more than two flatten into the batch."""
+    """[..., length, dim] as [batch, heads, length, dim]: no batch dims are 1 x 1, one is heads or batch, more flatten into the batch."""
     if x.dim() == 4:
         return x
     if x.dim() > 4:

@@ -61,7 +61,7 @@ def decomposition_table(version: str) -> DecompositionTable:
         overloads = [kept] if isinstance(kept, torch._ops.OpOverload) else [getattr(kept, name) for name in kept.overloads()]
         for overload in overloads:
             table.pop(overload, None)
-    # The table also holds torch's own parts of composite ops. A decomposition that calls one of those captured has to find our kernel instead.
+    # The table also holds torch's own parts of composite ops. A decomposition that calls a captured one has to find our kernel instead.
     for captured in CAPTURED:
         table.pop(captured, None)
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer

@@ -43,7 +43,7 @@ ELEMENTWISE = (
         maximum minimum mish mul ne neg nextafter pow rad2deg reciprocal relu remainder round rsqrt rsub sigmoid
         sigmoid_backward sign signbit silu silu_backward sin sinh softplus softplus_backward softshrink sqrt square sub tan tanh
         tanh_backward threshold threshold_backward trunc where xlogy nan_to_num heaviside logaddexp logaddexp2 sgn
-        special_erf special_erfcx
+        special_erf special_erfcx true_divide
         """,
     )
     | _names("prims", "convert_element_type fma")

@@ -54,7 +54,8 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     matmul = torch.ops.bi_inductor.matmul
     grad_a = grad_b = None
-    # A gradient is laid out as its operand, as torch does: that of a linear's weight, which comes here transposed, needs no copy. The sums are the same.
+    # A gradient is laid out as its operand, as torch does: that of a linear's weight, which comes here transposed, needs no copy.
+    # Either way the sums are the same.
     if ctx.needs_input_grad[0]:
         grad_a = matmul(b, grad.mT, None, ctx.alpha).mT if _is_column_major(a) else matmul(grad, b.mT, None, ctx.alpha)
     if ctx.needs_input_grad[1]:

@@ -165,5 +165,6 @@ def test_a_graph_of_another_version_is_refused():
     symbol = KERNELS["softmax"].symbol(torch.float32)
     load_for_graph("softmax", "float32", symbol)
     for function, other in (("softmax", "bi_softmax_float32_000000000000"), ("gone", "bi_gone_float32_000000000000")):
-        with pytest.raises(bi_inductor.CompilerError, match=f"needs {other}, but this version of bi_inductor has (.|\n)*Compile the model again"):
+        message = f"needs {other}, but this version of bi_inductor has (.|\n)*Compile the model again"
+        with pytest.raises(bi_inductor.CompilerError, match=message):
             load_for_graph(function, "float32", other)

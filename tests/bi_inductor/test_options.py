@@ -31,7 +31,8 @@ def test_the_order_of_allow_is_no_difference():
 
 
 @pytest.mark.parametrize(
-    ("text", "strict"), [("1", True), ("true", True), ("Yes", True), ("on", True), ("0", False), ("False", False), ("off", False), ("", False)]
+    ("text", "strict"),
+    [("1", True), ("true", True), ("Yes", True), ("on", True), ("0", False), ("False", False), ("off", False), ("", False)],
 )
 def test_boolean_from_the_environment(text, strict, monkeypatch):
     monkeypatch.setenv("BI_INDUCTOR_STRICT", text)

@@ -48,8 +48,9 @@ REFUSES_A_REQUEST = {
 # Another value than torch's default, and no effect on CPU in torch 2.13: why it is held all the same.
 NO_EFFECT_TODAY = {
     "batch_fusion": "no pass of torch 2.13 reads it; the passes it was for are chosen by pre_grad_fusion_options",
-    "cpp.enable_floating_point_contract_flag": "g++ 12 takes signed zeros back with Inductor's own -fno-unsafe-math-optimizations; contraction "
-    "is off by default, and asked for it changes values (test_contraction_would_bite)",
+    "cpp.enable_floating_point_contract_flag": "g++ 12 keeps signed zeros because of Inductor's -fno-unsafe-math-optimizations, and "
+    "contraction is off by default; asked for, it changes values (test_contraction_would_bite)",
+    "cpp.enable_tiling_heuristics": "for speed, not for bits: the scalar kernel that it chooses computes the vector one's values",
     "cpp.weight_prepack": "only patterns on frozen graphs read it, and freezing is off",
     "online_softmax": "the pattern is for Triton kernels, and softmax is one operator by then",
     "shape_padding": "its patterns match mm, addmm and bmm, which are operators of ours by then",
@@ -74,7 +75,8 @@ def test_every_pin_is_a_setting_of_torch():
 
 def other_value(name, pin):
     """A value of the right type that is not the pinned one."""
-    others = {"cpu_backend": "triton", "cpp.simdlen": 256, "cpp.enable_floating_point_contract_flag": "fast", "disabled_passes": "ANY"}
+    flags = {"cpp.enable_floating_point_contract_flag": "fast", "disabled_passes": "ANY"}
+    others = {"cpu_backend": "triton", "cpp.simdlen": 256, **flags}
     if name in others:
         return others[name]
     if isinstance(pin.value, bool):
