@@ -1,7 +1,9 @@
 """Captures composite ops whole while AOTAutograd traces, before torch decomposes them by shape, stride or grad mode.
 
-``linear`` becomes addmm or bmm + add depending on strides (one rounding or two), ``scaled_dot_product_attention`` becomes one of three forms, ``rms_norm``
-becomes four ops. Each has a Python kernel here that calls the one operator of its meaning, with autograd, instead. Autocast has already cast the
+``linear`` becomes addmm or bmm + add depending on strides (one rounding or two), ``scaled_dot_product_attention`` becomes one of
+three forms, ``rms_norm``
+becomes four ops. Each has a Python kernel here that calls the one operator of its meaning, with autograd, instead. Autocast has
+already cast the
 operands when such a kernel runs, and bodies of higher-order ops are traced through the same dispatcher.
 
 torch internals, checked in 2.13.0: OpOverload.py_kernels and _dispatch_cache (consulted only under the Python dispatcher that
@@ -41,9 +43,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return result
 
 
-def rms_norm(
-    x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """One op; operands of several dtypes are normalised in the accumulation type and rounded to ``x``'s once."""
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
@@ -78,8 +78,8 @@ def scaled_dot_product_attention(
         return _attention_with_dropout(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
         wide = torch.promote_types(query.dtype, attn_mask.dtype)
-        parts = (t.to(wide) for t in (query, key, value, attn_mask))
-        wide_result = scaled_dot_product_attention(*parts, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        q, k, v, additive = (t.to(wide) for t in (query, key, value, attn_mask))
+        wide_result = scaled_dot_product_attention(q, k, v, additive, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         return wide_result.to(query.dtype)
     mask = None if attn_mask is None else _four_dims(attn_mask.expand(*query.shape[:-1], key.shape[-2]), enable_gqa)
     tensors = (_four_dims(t, enable_gqa) for t in (query, key, value))

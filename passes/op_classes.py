@@ -1,6 +1,7 @@
 """The one table that gives every op of a post-grad graph its class. What it does not name is unsupported.
 
-Names are those of the op packet without the namespace's overload ("aten.add" covers add.Tensor and add.Scalar). An op is listed as elementwise only
+Names are those of the op packet without the namespace's overload ("aten.add" covers add.Tensor and add.Scalar). An op is listed
+as elementwise only
 when Inductor has a lowering for it on CPU that writes C++ code: an op that falls back to ATen's kernel keeps ATen's vector body and tail.
 """
 
@@ -31,10 +32,9 @@ def _names(namespace: str, text: str) -> set[str]:
     return {f"{namespace}.{name}" for name in text.split()}
 
 
-ELEMENTWISE = (
-    _names(
-        "aten",
-        """
+ELEMENTWISE = _names(
+    "aten",
+    """
         abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor
         bitwise_left_shift bitwise_right_shift ceil clamp clamp_max clamp_min copysign cos cosh deg2rad div elu elu_backward eq
         erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod frac ge gelu gelu_backward glu gt hardsigmoid
@@ -45,9 +45,7 @@ ELEMENTWISE = (
         tanh_backward threshold threshold_backward trunc where xlogy nan_to_num heaviside logaddexp logaddexp2 sgn
         special_erf special_erfcx true_divide
         """,
-    )
-    | _names("prims", "convert_element_type fma")
-)
+) | _names("prims", "convert_element_type fma")
 
 MOVEMENT = (
     _names(
@@ -81,8 +79,8 @@ SUMS = _names("aten", "sum prod cumsum mm bmm addmm baddbmm mv dot vdot")
 RANDOM = (
     _names(
         "aten",
-        "bernoulli bernoulli_ exponential geometric log_normal multinomial native_dropout normal normal_ normal_functional poisson rand rand_like "
-        "randint randint_like randn randn_like randperm uniform uniform_",
+        "bernoulli bernoulli_ exponential geometric log_normal multinomial native_dropout normal normal_ normal_functional "
+        "poisson rand rand_like randint randint_like randn randn_like randperm uniform uniform_",
     )
     | _names("prims", "inductor_seed inductor_seeds inductor_lookup_seed inductor_random inductor_randint")
     | _names("rngprims", "philox_rand")
@@ -93,7 +91,7 @@ STRUCTURE = {"cond", "invoke_subgraph", "with_effects", "wrap_with_set_grad_enab
 
 
 def op_name(target: Any) -> str:
-    """"namespace.name" of an op, without its overload."""
+    """ "namespace.name" of an op, without its overload."""
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target.overloadpacket.__name__}"
     if isinstance(target, torch._ops.OpOverloadPacket):

@@ -47,7 +47,9 @@ class Rewriter:
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Registers the rewriting of ``targets``. It returns the replacement (a node, or a tuple of nodes for an op of several results) or None to leave the node."""
+    """Registers the rewriting of ``targets``. It returns the replacement (a node, or a tuple of nodes for an op of
+    several results) or None to leave the node.
+    """
 
     def register(function: Rule) -> Rule:
         for target in targets:
@@ -151,9 +153,7 @@ def _std(rewriter: Rewriter, x: Node, dim: Any = None, *, correction: Any = None
 
 
 @rule(aten.var_mean.correction)
-def _var_mean(
-    rewriter: Rewriter, x: Node, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Node, Node] | None:
+def _var_mean(rewriter: Rewriter, x: Node, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Node, Node] | None:
     variance = _var(rewriter, x, dim, correction=correction, keepdim=keepdim)
     if variance is None:
         return None
@@ -195,7 +195,7 @@ def _log_softmax(rewriter: Rewriter, x: Node, dim: int, half_to_float: bool) -> 
 @rule(aten.native_layer_norm.default)
 def _layer_norm(
     rewriter: Rewriter, x: Node, normalized_shape: Sequence[Any], weight: Node | None, bias: Node | None, eps: float
-) -> tuple[Node, Node, Node]:
+) -> tuple[Node, ...]:
     dims = len(normalized_shape)
     out = _normalize(rewriter, ops.layer_norm.default, x, dims, weight, bias, eps)
     statistics = rewriter.emit(ops.layer_norm_statistics.default, x, dims, float(eps))
@@ -205,7 +205,7 @@ def _layer_norm(
 @rule(aten.native_group_norm.default)
 def _group_norm(
     rewriter: Rewriter, x: Node, weight: Node | None, bias: Node | None, n: Any, c: Any, hxw: Any, groups: int, eps: float
-) -> tuple[Node, Node, Node]:
+) -> tuple[Node, ...]:
     out = _normalize(rewriter, ops.group_norm.default, x, groups, weight, bias, eps)
     statistics = rewriter.emit(ops.group_norm_statistics.default, x, groups, float(eps))
     return out, *_statistics(rewriter, statistics)
@@ -236,9 +236,7 @@ def _statistics(rewriter: Rewriter, statistics: Node) -> list[Node]:
 
 
 @rule(aten.embedding_dense_backward.default)
-def _embedding_backward(
-    rewriter: Rewriter, grad: Node, index: Node, rows: Any, padding_idx: int, scale_grad_by_freq: bool
-) -> Node | None:
+def _embedding_backward(rewriter: Rewriter, grad: Node, index: Node, rows: Any, padding_idx: int, scale_grad_by_freq: bool) -> Node | None:
     if scale_grad_by_freq or not _is_float(grad):
         return None
     return rewriter.emit(ops.embedding_backward.default, grad, index, rows, padding_idx)

@@ -1,12 +1,13 @@
 """Inductor templates that call a kernel of the library: one class serves every op.
 
 Inductor internals, checked in torch 2.13.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel (def_kernel, args,
-rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once, TemplateBuffer.allow_epilogue_fusion, cpp_utils.cexpr_index.
+rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once,
+TemplateBuffer.allow_epilogue_fusion, cpp_utils.cexpr_index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -21,7 +22,8 @@ from torch._inductor.virtualized import V
 from bi_inductor.templates.library import DTYPES, Kernel, Parameter, start_loading
 from bi_inductor.templates.operand import Address, Operand
 
-Arguments = Callable[[dict[str, Operand | None], Operand], dict[str, Any]]
+# From the operands by parameter name (None for an absent one) and the output.
+Arguments = Callable[[dict[str, Any], Operand], dict[str, Any]]
 
 # The generated code only passes these pointers on, so it does without torch's headers, which take longer to compile than the call.
 OPAQUE_ELEMENTS = """\
@@ -35,7 +37,7 @@ struct Half { uint16_t bits; };
 """
 
 
-def realized(node: ir.TensorBox) -> ir.IRNode:
+def realized(node: ir.TensorBox) -> Any:
     """``node`` as a buffer or a strided view of one; its layout no longer changes."""
     result = ir.ExternKernel.realize_input(node)
     result.freeze_layout()
@@ -44,7 +46,8 @@ def realized(node: ir.TensorBox) -> ir.IRNode:
 
 def contiguous(node: ir.TensorBox) -> ir.TensorBox:
     """``node`` in row-major order; copies when it is not."""
-    return ir.ExternKernel.require_contiguous(node)
+    result: ir.TensorBox = ir.ExternKernel.require_contiguous(node)  # type: ignore[assignment]  # a TensorBox stays one
+    return result
 
 
 class KernelTemplate(CppTemplate):
@@ -64,7 +67,7 @@ class KernelTemplate(CppTemplate):
         self,
         kernel: Kernel,
         dtype: torch.dtype,
-        inputs: dict[str, ir.IRNode | None],
+        inputs: Mapping[str, Any],
         layout: ir.Layout,
         arguments: Arguments,
     ) -> None:
@@ -86,7 +89,7 @@ class KernelTemplate(CppTemplate):
     ) -> str:
         """The C++ of the call. Raises AssertionError when Inductor hands over an epilogue: only matmul renders those."""
         assert not epilogue_nodes, f"{self.name} renders no epilogue"
-        output = self.output_node if template_buffer_node is None else template_buffer_node
+        output: Any = self.output_node if template_buffer_node is None else template_buffer_node
         if template_buffer_node is not None:
             self.load_library()
         signature = self.signature(kernel, {"out": output})
@@ -98,8 +101,7 @@ class KernelTemplate(CppTemplate):
         symbol = self.library_kernel.symbol(self.kernel_dtype)
         V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
         V.graph.wrapper_code.add_import_once(
-            "bi_inductor.templates.library.load_for_graph"
-            f"({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
+            f"bi_inductor.templates.library.load_for_graph({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
         )
 
     def function(self, header: str, signature: str, body: Sequence[str]) -> str:
@@ -109,12 +111,10 @@ class KernelTemplate(CppTemplate):
         lines = [header, *threads, declaration, 'extern "C"', signature, "{", *("  " + line for line in body), "}", ""]
         return "\n".join(lines)
 
-    def signature(
-        self, kernel: CppTemplateKernel, outputs: dict[str, ir.Buffer], aliases: dict[str, str] | None = None
-    ) -> str:
+    def signature(self, kernel: CppTemplateKernel, outputs: dict[str, ir.Buffer], aliases: dict[str, str] | None = None) -> str:
         """Declares the buffers to Inductor; a buffer that is several operands (q, k, v of one projection) is one argument."""
         buffers: dict[str, ir.Buffer] = {}
-        sizes = []
+        sizes: list[sympy.Expr] = []
         for node in self.input_nodes:
             if all(node.get_name() != other.get_name() for other in buffers.values()):
                 buffers[f"in{len(buffers)}"] = node
@@ -126,8 +126,7 @@ class KernelTemplate(CppTemplate):
     def call(self, kernel: CppTemplateKernel, output: Operand, epilogue: str = "nullptr", context: str = "nullptr") -> list[str]:
         """The statements that call the library kernel; ``epilogue`` and ``context`` are C++ expressions."""
         operands = {
-            name: None if node is None else self.operand(node, kernel.args.input(node.get_name()))
-            for name, node in self.inputs.items()
+            name: None if node is None else self.operand(node, kernel.args.input(node.get_name())) for name, node in self.inputs.items()
         }
         values = self.arguments(operands, output)
         given = {
@@ -137,7 +136,7 @@ class KernelTemplate(CppTemplate):
         }
         statements, arguments = [], []
         for name, kind in self.library_kernel.parameters:
-            value = values.get(name)
+            value: Any = values.get(name)
             if name in given:
                 arguments.append(given[name])
             elif kind is Parameter.SIZES and not isinstance(value, Address):
@@ -179,7 +178,7 @@ def c_number(value: float) -> str:
 def lower(
     kernel: Kernel,
     dtype: torch.dtype,
-    inputs: dict[str, ir.TensorBox | None],
+    inputs: Mapping[str, ir.TensorBox | None],
     size: Sequence[Any],
     arguments: Arguments,
     *,
@@ -197,13 +196,14 @@ def lower(
         arguments: builds the kernel's arguments from the operands.
     """
     nodes = {name: None if node is None else realized(node) for name, node in inputs.items()}
-    device = next(node.get_device() for node in nodes.values() if node is not None)
+    device: torch.device = next(node.get_device() for node in nodes.values() if node is not None)
     layout = ir.FixedLayout(
         device,
         out_dtype or dtype,
         [sympy.sympify(n) for n in size],
         None if stride is None else [sympy.sympify(n) for n in stride],
     )
-    result = template(kernel, dtype, nodes, layout, arguments).generate().output_node()
+    caller: Any = template(kernel, dtype, nodes, layout, arguments).generate()  # type: ignore[no-untyped-call]  # Inductor's
+    result: Any = caller.output_node()
     result.data.data.allow_epilogue_fusion = template.renders_epilogue
-    return result
+    return result  # type: ignore[no-any-return]  # a TensorBox

@@ -1,8 +1,10 @@
 """Builds and loads the C++ kernels, one shared library for each (kernel, dtype).
 
 A template's C++ is a plain header. It is instantiated once for each dtype under a C symbol whose name carries the hash of its source
-and is loaded with its symbols global, so that eager ops (through ctypes) and every compiled graph (through the dynamic linker) call the same
-machine code. A graph compiles only its own small call and epilogue, not the kernel again, and a cached graph can never meet an older kernel: the
+and is loaded with its symbols global, so that eager ops (through ctypes) and every compiled graph (through the dynamic linker)
+call the same
+machine code. A graph compiles only its own small call and epilogue, not the kernel again, and a cached graph can never meet an
+older kernel: the
 symbol would have another name.
 """
 
@@ -88,8 +90,7 @@ class Kernel:
     def declaration(self, dtype: torch.dtype) -> str:
         """The ``extern "C"`` declaration for code that calls the instantiation; 16-bit elements are opaque there."""
         types = ", ".join(
-            "const void*" if kind is Parameter.INPUT else "void*" if "{" in kind.value else kind.value
-            for _, kind in self.parameters
+            "const void*" if kind is Parameter.INPUT else "void*" if "{" in kind.value else kind.value for _, kind in self.parameters
         )
         return f'extern "C" void {self.symbol(dtype)}({types});'
 
@@ -135,7 +136,9 @@ def register_kernel(folder: str, function: str, parameters: dict[str, Parameter]
 
 @functools.cache
 def read_source(path: Path) -> str:
-    """A source file as it was when this process first read it: the hash in a cache key and the code compiled under it must be of one text."""
+    """A source file as it was when this process first read it: the hash in a cache key and the code compiled under it
+    must be of one text.
+    """
     return path.read_text()
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 
-if TYPE_CHECKING:
-    import sympy
-
-    Size = int | sympy.Expr
+# An int in an eager call, a sympy.Expr or an int in a lowering.
+Size: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +39,6 @@ class Operand:
         size = (1,) * missing + self.size
         stride = (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(self.size, self.stride, strict=True))
         return Operand(self.pointer, size, stride)
-
-    def permuted(self, order: Sequence[int]) -> Operand:
-        """The dims in another order."""
-        return Operand(self.pointer, tuple(self.size[i] for i in order), tuple(self.stride[i] for i in order))
 
 
 def product(sizes: Sequence[Size]) -> Size:

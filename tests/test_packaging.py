@@ -139,9 +139,7 @@ def test_wheel_holds_every_file_of_the_three_folders(source: Path, wheel: Path) 
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = files_to_install(source)
-    assert not expected - held, (
-        "missing: name the new folder in setup.cfg under packages, or its suffix in package_data"
-    )
+    assert not expected - held, "missing: name the new folder in setup.cfg under packages, or its suffix in package_data"
     assert not held - expected, "installed, but no part of the library"
 
 

@@ -1,6 +1,7 @@
 """Cases from public reports in which a sample's bits follow its batch: ours gives none, and the controls show that stock gives some.
 
-A case runs its function on a whole input and on a part of it, and compares the rows that both have. All cases of one size are compiled as one graph.
+A case runs its function on a whole input and on a part of it, and compares the rows that both have. All cases of one size are
+compiled as one graph.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ def cases() -> list[Case]:
     batched = randn(32, 64, 128, seed=3)
     found = [
         Case("(1,4,1024)@(1024,2048), row 0", right(1024, 2048), randn(1, 4, 1024), randn(1, 4, 1024)[:, :1], lambda y: y[:, :1]),
-        Case("float64 ones(2,90)@(90,128)", right(90, 128, dtype=torch.float64), *([torch.ones(m, 90, dtype=torch.float64) for m in (2, 1)]), lambda y: y[:1]),
+        Case(
+            "float64 ones(2,90)@(90,128)",
+            right(90, 128, dtype=torch.float64),
+            *([torch.ones(m, 90, dtype=torch.float64) for m in (2, 1)]),
+            lambda y: y[:1],
+        ),
         Case("(2,5,256)@(256,256), last", right(256, 256), randn(2, 5, 256), randn(2, 5, 256)[:, -1:], lambda y: y[:, -1:]),
         Case("SDPA, 37 left pads", padded_attention, functional.pad(bare, (0, 0, 37, 0)), bare, lambda y: y[:, :, 37:]),
         Case("SDPA, decode", attention, queries, queries[:, :, -1:].contiguous(), lambda y: y[:, :, -1:]),
@@ -85,7 +91,13 @@ def cases() -> list[Case]:
         rows("(5,4)@(4,4)", right(4, 4), randn(5, 4), 1),
         rows("linear 1024->2816, 129 rows", linear(1024, 2816), randn(129, 1024), 128),
         rows("(61,1280)@(1280,3840)", right(1280, 3840), randn(61, 1280), 60),
-        Case("bmm against mm", lambda x: x @ (batched if x.dim() == 3 else batched[7]), randn(32, 512, 64), randn(32, 512, 64)[7], lambda y: y[7]),
+        Case(
+            "bmm against mm",
+            lambda x: x @ (batched if x.dim() == 3 else batched[7]),
+            randn(32, 512, 64),
+            randn(32, 512, 64)[7],
+            lambda y: y[7],
+        ),
         rows("MoE gate", gate(), randn(3, 7, 256), 1),
         rows("stock compiled: layer_norm 768", lambda x: functional.layer_norm(x, [768]), randn(64, 768), 1),
         rows("stock compiled: layer_norm 4096", lambda x: functional.layer_norm(x, [4096]), randn(64, 4096), 1),
@@ -99,11 +111,15 @@ def cases() -> list[Case]:
     for name in ("sum", "mean", "logsumexp", "norm"):
         reduce = getattr(torch, name) if name != "norm" else torch.linalg.vector_norm
         found.append(
-            Case(f"{name} on transposed storage", lambda x, f=reduce: f(x, dim=-1), randn(8, 3000), randn(8, 3000).t().contiguous().t(), lambda y: y)
+            Case(
+                f"{name} on transposed storage",
+                lambda x, f=reduce: f(x, dim=-1),
+                randn(8, 3000),
+                randn(8, 3000).t().contiguous().t(),
+                lambda y: y,
+            )
         )
     return found
-
-
 
 
 CASES = cases()

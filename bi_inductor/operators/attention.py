@@ -110,7 +110,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _batched(matrix: torch.Tensor, other: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """4-D matmul through the 3-D operator."""
     product = torch.ops.bi_inductor.matmul(matrix.flatten(0, 1), other.flatten(0, 1), None, scale)
-    return product.reshape([*matrix.shape[:2], *product.shape[1:]])
+    result: torch.Tensor = product.reshape([*matrix.shape[:2], *product.shape[1:]])
+    return result
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:

@@ -24,9 +24,7 @@ def check_shapes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) ->
     return shape
 
 
-def matmul_cpu(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
-) -> torch.Tensor:
+def matmul_cpu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
     bias = None if beta == 0 else bias
     dtype = check_dtypes("matmul", {"a": a, "b": b, "bias": bias})
     out = a.new_empty(check_shapes(a, b, bias))
@@ -37,9 +35,7 @@ def matmul_cpu(
     return run(KERNEL, out, dtype, arguments(operands[0], operands[1], operands[2], Operand.of(out), alpha, beta))
 
 
-def matmul_fake(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
-) -> torch.Tensor:
+def matmul_fake(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
     check_dtypes("matmul", {"a": a, "b": b, "bias": bias})
     return a.new_empty(check_shapes(a, b, bias))
 

@@ -20,9 +20,7 @@ def _operand(tensor: torch.Tensor | None) -> Operand | None:
     return None if tensor is None else Operand.of(tensor.contiguous())
 
 
-def _check(
-    kind: int, x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.dtype:
+def _check(kind: int, x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.dtype:
     name = _NAMES[kind]
     if not 1 <= normalized_dims <= x.dim():
         raise ValueError(f"bi_inductor::{name}: normalized_dims must be 1 to {x.dim()} for {tuple(x.shape)}; given {normalized_dims}")
@@ -146,9 +144,7 @@ def _rms_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, None, grad_weight, None
 
 
-def group_norm_cpu(
-    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def group_norm_cpu(x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     dtype = _check_groups(x, groups, weight, bias)
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -156,9 +152,7 @@ def group_norm_cpu(
     return run(norm_kernel.GROUP_NORM, out, dtype, {**arguments, "out": out})
 
 
-def group_norm_fake(
-    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def group_norm_fake(x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     _check_groups(x, groups, weight, bias)
     return x.new_empty(x.shape)
 

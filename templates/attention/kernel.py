@@ -18,9 +18,11 @@ KERNEL = register_kernel(
         "keys": Parameter.SIZE,
         "head_dim": Parameter.SIZE,
         "value_dim": Parameter.SIZE,
-        **{f"{x}{suffix}": kind for x in "qkv" for suffix, kind in (
-            ("", Parameter.INPUT), ("_batch", Parameter.SIZE), ("_head", Parameter.SIZE), ("_row", Parameter.SIZE)
-        )},
+        **{
+            f"{x}{suffix}": kind
+            for x in "qkv"
+            for suffix, kind in (("", Parameter.INPUT), ("_batch", Parameter.SIZE), ("_head", Parameter.SIZE), ("_row", Parameter.SIZE))
+        },
         "mask_kind": Parameter.SIZE,
         "mask": Parameter.BYTES,
         "mask_batch": Parameter.SIZE,
@@ -42,9 +44,7 @@ KERNEL = register_kernel(
 NO_MASK, BOOLEAN_MASK, ADDITIVE_MASK = 0, 1, 2
 
 
-def arguments(
-    q: Operand, k: Operand, v: Operand, mask: Operand | None, mask_kind: int, causal: bool, scale: float
-) -> dict[str, Any]:
+def arguments(q: Operand, k: Operand, v: Operand, mask: Operand | None, mask_kind: int, causal: bool, scale: float) -> dict[str, Any]:
     """Arguments for ``q`` [batch, heads, queries, head_dim], ``k``, ``v`` [batch, kv_heads, keys, ...]; the caller adds the outputs.
 
     The last dim of q, k and v has stride 1; ``mask`` broadcasts to [batch, heads, queries, keys].

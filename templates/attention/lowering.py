@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from torch._inductor import ir
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
+from torch._inductor.utils import convert_shape_to_inductor
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.attention import kernel as attention_kernel
@@ -45,15 +45,13 @@ def attention(
 ) -> TensorBox:
     """Attention of ``q`` [batch, heads, queries, dim] over ``k``, ``v`` [batch, kv_heads, keys, dim]."""
 
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
-        values = attention_kernel.arguments(
-            t["q"], t["k"], t["v"], t["mask"], _mask_kind(mask), is_causal, _scale(q, scale)
-        )
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
+        values = attention_kernel.arguments(t["q"], t["k"], t["v"], t["mask"], _mask_kind(mask), is_causal, _scale(q, scale))
         strides = dict(zip(("out_batch", "out_head", "out_row"), out.stride, strict=False))
         return {**values, "out": out.pointer, **strides}
 
     fake = V.graph.current_node.meta["val"]
-    size, stride = (ir.convert_shape_to_inductor(numbers) for numbers in (fake.shape, fake.stride()))
+    size, stride = (convert_shape_to_inductor(numbers) for numbers in (fake.shape, fake.stride()))
     inputs = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "mask": mask}
     return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, stride=stride)
 
@@ -64,7 +62,7 @@ def attention_lse(
 ) -> TensorBox:
     """Logarithm of each row's sum of exponentials, [batch, heads, queries]."""
 
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         k_operand = t["k"]
         assert k_operand is not None
         v = Operand(k_operand.pointer, (*k_operand.size[:3], 0), k_operand.stride)

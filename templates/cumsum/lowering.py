@@ -15,6 +15,7 @@ def cumsum(x: TensorBox, dim: int) -> TensorBox:
     """Running sum along ``dim``."""
     ndim = len(x.get_size())
     if ndim == 0:
-        return clone(x)
+        result: TensorBox = clone(x)
+        return result
     inputs = {"x": contiguous(x)}
     return lower(KERNEL, x.get_dtype(), inputs, x.get_size(), lambda t, out: arguments(dim % ndim, t["x"], out))

@@ -17,6 +17,4 @@ def embedding_backward(grad: TensorBox, index: TensorBox, rows: Any, padding_idx
     """Gradient [rows, width] of a table read at ``index``."""
     inputs = {"grad": contiguous(grad), "index": contiguous(to_dtype(index, torch.int64))}
     size = [rows, grad.get_size()[-1]]
-    return lower(
-        KERNEL, grad.get_dtype(), inputs, size, lambda t, out: arguments(t["grad"], t["index"], padding_idx, out)
-    )
+    return lower(KERNEL, grad.get_dtype(), inputs, size, lambda t, out: arguments(t["grad"], t["index"], padding_idx, out))

@@ -1,4 +1,6 @@
-"""Lowering of ``bi_inductor::matmul``. Numerics: 16 lanes of fma along K, folded by halves, bias after, one rounding (docs/numerics.md section 3)."""
+"""Lowering of ``bi_inductor::matmul``. Numerics: 16 lanes of fma along K, folded by halves, bias after, one rounding
+(docs/numerics.md section 3).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The matmul template: the library kernel, with Inductor's epilogue nodes run on each region of the output while it is in cache.
 
-Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits (docs/numerics.md section 1).
+Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits
+(docs/numerics.md section 1).
 
 Inductor internals, checked in torch 2.13.0: CppTemplateKernel.slice_nd, store_output, local_buffers, inplace_update_buffers;
 cpp_gemm_template.gen_2d_view_of_epilogue_buf; aliases of def_kernel.
@@ -26,7 +27,8 @@ RESULTS = "matmul_results"
 class MatmulTemplate(KernelTemplate):
     """A matmul with its epilogue.
 
-    Where the results go before the epilogue: into the template's own buffer when others read it too; else into the epilogue's output when that has the
+    Where the results go before the epilogue: into the template's own buffer when others read it too; else into the epilogue's
+    output when that has the
     same dtype and no input of the epilogue lies there; else into scratch.
     """
 
@@ -37,7 +39,7 @@ class MatmulTemplate(KernelTemplate):
         kernel: CppTemplateKernel,
         template_buffer_node: ir.CppTemplateBuffer | None = None,
         flag_template_buffer_has_other_users: bool | None = None,
-        epilogue_nodes: Sequence[ir.IRNode] | None = None,
+        epilogue_nodes: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> str:
         """The C++ of the call and its epilogue."""
@@ -89,15 +91,14 @@ class MatmulTemplate(KernelTemplate):
         kernel.local_buffers[RESULTS] = local
         return local
 
-    def epilogue(
-        self, kernel: CppTemplateKernel, results: ir.Buffer, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[ir.IRNode]
-    ) -> str:
+    def epilogue(self, kernel: CppTemplateKernel, results: ir.Buffer, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[Any]) -> str:
         """The loops of the epilogue over one region [b, m0:m1, n0:n1]."""
-        view, reindexers = gen_2d_view_of_epilogue_buf(final, matmul, nodes, [], [None] * len(nodes))
+        view, reindexers = gen_2d_view_of_epilogue_buf(final, matmul, list(nodes), [], [None] * len(nodes))
         ranges = [("m0", "m1"), ("n0", "n1")]
         if len(matmul.get_size()) == 3:
             ranges = [("b", "b + 1"), *ranges]
-        source, target = kernel.slice_nd(results, ranges), kernel.slice_nd(view, ranges)
+        source: Any = kernel.slice_nd(results, ranges)
+        target: Any = kernel.slice_nd(view, ranges)
         offsets = [start for start, _ in ranges]
         code: str = kernel.store_output(target, source, matmul, list(nodes), offsets=offsets, reindexers=reindexers)
         return code

@@ -49,9 +49,7 @@ GROUP_NORM = register_kernel(
 LAYER_NORM, RMS_NORM = 0, 1
 
 
-def arguments(
-    kind: int, normalized_dims: int, eps: float, x: Operand, weight: Operand | None, bias: Operand | None
-) -> dict[str, Any]:
+def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: Operand | None, bias: Operand | None) -> dict[str, Any]:
     """Arguments for normalising over the last ``normalized_dims`` dims of the contiguous ``x``; the caller adds the outputs."""
     split = len(x.size) - normalized_dims
     n = product(x.size[split:])

@@ -19,10 +19,8 @@ def _contiguous(x: TensorBox | None) -> TensorBox | None:
     return None if x is None else contiguous(x)
 
 
-def _norm(
-    kind: int, x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float
-) -> TensorBox:
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+def _norm(kind: int, x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], t["weight"], t["bias"])
         return {**values, "out": out.pointer}
 
@@ -33,7 +31,7 @@ def _norm(
 def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
     outer = list(x.get_size())[: len(x.get_size()) - normalized_dims]
 
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], None, None)
         return {**values, **_statistics_outputs(out)}
 
@@ -50,9 +48,7 @@ def _statistics_outputs(out: Operand) -> dict[str, Any]:
 
 
 @register_lowering(ops.layer_norm.default, type_promotion_kind=None)
-def layer_norm(
-    x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float
-) -> TensorBox:
+def layer_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     """Layer norm over the last ``normalized_dims`` dims."""
     return _norm(norm_kernel.LAYER_NORM, x, normalized_dims, weight, bias, eps)
 
@@ -79,7 +75,7 @@ def rms_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> Tenso
 def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     """Group norm of [batch, channels, spatial...]."""
 
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], t["weight"], t["bias"]), "out": out.pointer}
 
     inputs = {"x": contiguous(x), "weight": _contiguous(weight), "bias": _contiguous(bias)}
@@ -90,7 +86,7 @@ def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: Tensor
 def group_norm_statistics(x: TensorBox, groups: int, eps: float) -> TensorBox:
     """Mean and rstd of each group, [2, batch, groups]."""
 
-    def arguments(t: dict[str, Operand | None], out: Operand) -> dict[str, Any]:
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], None, None), **_statistics_outputs(out)}
 
     accumulator = torch.float64 if x.get_dtype() == torch.float64 else torch.float32

@@ -16,9 +16,7 @@ def _lower(op: str, x: TensorBox, dims: Sequence[int], keepdim: bool, correction
     ndim = len(x.get_size())
     reduced = sorted(dim % ndim for dim in dims) if dims and ndim else list(range(ndim))
     size = [1 if i in reduced else n for i, n in enumerate(x.get_size()) if keepdim or i not in reduced]
-    return lower(
-        KERNEL, x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out)
-    )
+    return lower(KERNEL, x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out))
 
 
 def _register(op: str) -> Callable[..., TensorBox]:
@@ -26,7 +24,7 @@ def _register(op: str) -> Callable[..., TensorBox]:
     def lowering(x: TensorBox, dims: Sequence[int], keepdim: bool = False, correction: float = 1.0) -> TensorBox:
         return _lower(op, x, dims, keepdim, correction)
 
-    return lowering  # type: ignore[no-any-return]  # Inductor's decorator is untyped
+    return lowering
 
 
 for _op in ("sum", "mean", "prod", "var", "std"):

@@ -1,4 +1,6 @@
-"""Lowering of softmax and log_softmax. Numerics: exact maximum, our exp, 128-lane sum, one division, one rounding (docs/numerics.md section 6)."""
+"""Lowering of softmax and log_softmax. Numerics: exact maximum, our exp, 128-lane sum, one division, one rounding
+(docs/numerics.md section 6).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models of transformers: a sample's bits in any batch, order and place; static, dynamic and recompiled; any number of threads; with and without grad."""
+"""Models of transformers: a sample's bits in any batch, order and place; static, dynamic and recompiled; any number of
+threads; with and without grad.
+"""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ def llama(attention: str = "sdpa") -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0
-    )
+    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0)
     return seeded(lambda: transformers.GPT2LMHeadModel(config))
 
 
@@ -40,9 +38,7 @@ def bert() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
+    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4, decoder_start_token_id=0)
     return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 

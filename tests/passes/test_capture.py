@@ -83,7 +83,9 @@ class AttentionForms(Group):
             "last dim not contiguous": attention(q.mT.contiguous().mT, k.mT.contiguous().mT, v.mT.contiguous().mT),
             "one query": attention(q[:, :, :1], k, v),
             "viewed": attention(*fixed).view(samples, 20, 16),
-            "heads merged": attention(*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in fixed)).transpose(1, 2).view(samples, 5, 64),
+            "heads merged": attention(*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in fixed))
+            .transpose(1, 2)
+            .view(samples, 5, 64),
         }
 
 

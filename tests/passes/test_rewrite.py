@@ -130,32 +130,40 @@ def leaf(*shape: int) -> Tensor:
 
 
 def test_mm() -> None:
-    expecttest.assert_expected_inline(rewritten(torch.mm, f32(3, 4), f32(4, 5)), """\
+    expecttest.assert_expected_inline(
+        rewritten(torch.mm, f32(3, 4), f32(4, 5)),
+        """\
 inference
   arg0_1: float32[3, 4]
   arg1_1: float32[4, 5]
 - mm = aten.mm.default(arg0_1, arg1_1) -> float32[3, 5]
 + matmul_default = bi_inductor.matmul.default(arg0_1, arg1_1) -> float32[3, 5]
 - return (mm,)
-+ return (matmul_default,)""")
++ return (matmul_default,)""",
+    )
 
 
 def test_bmm() -> None:
-    expecttest.assert_expected_inline(rewritten(torch.bmm, bf16(2, 3, 4), bf16(2, 4, 5)), """\
+    expecttest.assert_expected_inline(
+        rewritten(torch.bmm, bf16(2, 3, 4), bf16(2, 4, 5)),
+        """\
 inference
   arg0_1: bfloat16[2, 3, 4]
   arg1_1: bfloat16[2, 4, 5]
 - bmm = aten.bmm.default(arg0_1, arg1_1) -> bfloat16[2, 3, 5]
 + matmul_default = bi_inductor.matmul.default(arg0_1, arg1_1) -> bfloat16[2, 3, 5]
 - return (bmm,)
-+ return (matmul_default,)""")
++ return (matmul_default,)""",
+    )
 
 
 def test_addmm_scales() -> None:
     def fn(bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.addmm(bias, a, b), torch.addmm(bias, a, b, beta=0.5, alpha=2)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(5), f32(3, 4), f32(4, 5)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(5), f32(3, 4), f32(4, 5)),
+        """\
 inference
   arg0_1: float32[5]
   arg1_1: float32[3, 4]
@@ -165,14 +173,17 @@ inference
 - return (addmm, addmm_1)
 + matmul_default = bi_inductor.matmul.default(arg1_1, arg2_1, arg0_1, 1.0, 1.0) -> float32[3, 5]
 + matmul_default_1 = bi_inductor.matmul.default(arg1_1, arg2_1, arg0_1, 2.0, 0.5) -> float32[3, 5]
-+ return (matmul_default, matmul_default_1)""")
++ return (matmul_default, matmul_default_1)""",
+    )
 
 
 def test_baddbmm_scales() -> None:
     def fn(bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.baddbmm(bias, a, b, alpha=0.25), torch.baddbmm(bias, a, b, beta=0)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 1, 5), f32(2, 3, 4), f32(2, 4, 5)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 1, 5), f32(2, 3, 4), f32(2, 4, 5)),
+        """\
 inference
   arg0_1: float32[2, 1, 5]
   arg1_1: float32[2, 3, 4]
@@ -182,11 +193,14 @@ inference
 - return (baddbmm, baddbmm_1)
 + matmul_default = bi_inductor.matmul.default(arg1_1, arg2_1, arg0_1, 0.25, 1.0) -> float32[2, 3, 5]
 + matmul_default_1 = bi_inductor.matmul.default(arg1_1, arg2_1, arg0_1, 1.0, 0.0) -> float32[2, 3, 5]
-+ return (matmul_default, matmul_default_1)""")
++ return (matmul_default, matmul_default_1)""",
+    )
 
 
 def test_mv() -> None:
-    expecttest.assert_expected_inline(rewritten(torch.mv, f32(3, 4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(torch.mv, f32(3, 4), f32(4)),
+        """\
 inference
   arg0_1: float32[3, 4]
   arg1_1: float32[4]
@@ -195,14 +209,17 @@ inference
 + unsqueeze_default = aten.unsqueeze.default(arg1_1, 1) -> float32[4, 1]
 + matmul_default = bi_inductor.matmul.default(arg0_1, unsqueeze_default) -> float32[3, 1]
 + squeeze_dim = aten.squeeze.dim(matmul_default, 1) -> float32[3]
-+ return (squeeze_dim,)""")
++ return (squeeze_dim,)""",
+    )
 
 
 def test_dot_has_no_dims() -> None:
     def fn(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.dot(a, b), torch.vdot(a, b)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(4), f32(4)),
+        """\
 inference
   arg0_1: float32[4]
   arg1_1: float32[4]
@@ -217,14 +234,17 @@ inference
 + unsqueeze_default_3 = aten.unsqueeze.default(arg1_1, 1) -> float32[4, 1]
 + matmul_default_1 = bi_inductor.matmul.default(unsqueeze_default_2, unsqueeze_default_3) -> float32[1, 1]
 + view_default_1 = aten.view.default(matmul_default_1, []) -> float32[]
-+ return (view_default, view_default_1)""")
++ return (view_default, view_default_1)""",
+    )
 
 
 def test_integer_matmuls_stay() -> None:
     def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return a @ b, torch.addmm(a, a, b), a[None] @ b[None], a.mv(b[0]), a[0].dot(b[0])
 
-    expecttest.assert_expected_inline(rewritten(fn, torch.arange(4).view(2, 2), torch.arange(4).view(2, 2)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, torch.arange(4).view(2, 2), torch.arange(4).view(2, 2)),
+        """\
 inference
   arg0_1: int64[2, 2]
   arg1_1: int64[2, 2]
@@ -243,14 +263,17 @@ inference
   select_1 = aten.select.int(arg0_1, 0, 0) -> int64[2]
   select_2 = aten.select.int(arg1_1, 0, 0) -> int64[2]
   dot = aten.dot.default(select_1, select_2) -> int64[]
-  return (mm, addmm, view_2, mv, dot)""")
+  return (mm, addmm, view_2, mv, dot)""",
+    )
 
 
 def test_matmul_with_vectors() -> None:
     def fn(a: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         return a @ x, x @ a.mT, x @ x
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(3, 4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(3, 4), f32(4)),
+        """\
 inference
   arg0_1: float32[3, 4]
   arg1_1: float32[4]
@@ -270,14 +293,17 @@ inference
 + unsqueeze_default_2 = aten.unsqueeze.default(arg1_1, 1) -> float32[4, 1]
 + matmul_default_2 = bi_inductor.matmul.default(unsqueeze_default_1, unsqueeze_default_2) -> float32[1, 1]
 + view_default = aten.view.default(matmul_default_2, []) -> float32[]
-+ return (squeeze_dim, squeeze, view_default)""")
++ return (squeeze_dim, squeeze, view_default)""",
+    )
 
 
 def test_linear_is_one_op_for_every_rank() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return functional.linear(x, weight, bias), functional.linear(x[0, 0], weight), functional.linear(x.transpose(0, 1), weight[0])
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3, 4), f32(5, 4), f32(5)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3, 4), f32(5, 4), f32(5)),
+        """\
 inference
   arg0_1: float32[2, 3, 4]
   arg1_1: float32[5, 4]
@@ -300,7 +326,8 @@ inference
   permute_3 = aten.permute.default(unsqueeze, [1, 0]) -> float32[4, 1]
   matmul_2 = bi_inductor.matmul.default(view_4, permute_3) -> float32[6, 1]
   view_5 = aten.view.default(matmul_2, [3, 2]) -> float32[3, 2]
-  return (view_1, view_3, view_5)""")
+  return (view_1, view_3, view_5)""",
+    )
 
 
 # --- Reductions -----------------------------------------------------------------------------------------------------
@@ -310,7 +337,9 @@ def test_sum_over_dims() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.sum(-1), x.sum((0, 2), keepdim=True), x.sum(()), x.sum(0, dtype=torch.float64)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3, 4)),
+        """\
 inference
   arg0_1: float32[2, 3, 4]
 - sum_1 = aten.sum.dim_IntList(arg0_1, [-1]) -> float32[2, 3]
@@ -323,14 +352,17 @@ inference
 + sum_default_2 = bi_inductor.sum.default(arg0_1, [], False) -> float32[]
 + convert_element_type_default = prims.convert_element_type.default(arg0_1, torch.float64) -> float64[2, 3, 4]
 + sum_default_3 = bi_inductor.sum.default(convert_element_type_default, [0], False) -> float64[3, 4]
-+ return (sum_default, sum_default_1, sum_default_2, sum_default_3)""")
++ return (sum_default, sum_default_1, sum_default_2, sum_default_3)""",
+    )
 
 
 def test_sum_of_all() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.sum(), x.sum(dtype=torch.float32), x[0, 0].sum()
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 3)),
+        """\
 inference
   arg0_1: bfloat16[2, 3]
 - sum_1 = aten.sum.default(arg0_1) -> bfloat16[]
@@ -343,14 +375,17 @@ inference
 - sum_3 = aten.sum.default(select_1) -> bfloat16[]
 - return (sum_1, sum_2, sum_3)
 + sum_default_2 = bi_inductor.sum.default(select_1, [], False) -> bfloat16[]
-+ return (sum_default, sum_default_1, sum_default_2)""")
++ return (sum_default, sum_default_1, sum_default_2)""",
+    )
 
 
 def test_sums_of_integers_stay_unless_they_become_floats() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.sum(), x.sum(0), x.prod(), x.prod(0), x.cumsum(0), x.sum(0, dtype=torch.float32), x.mean(dtype=torch.float32)
 
-    expecttest.assert_expected_inline(rewritten(fn, torch.arange(6).view(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, torch.arange(6).view(2, 3)),
+        """\
 inference
   arg0_1: int64[2, 3]
   sum_1 = aten.sum.default(arg0_1) -> int64[]
@@ -365,14 +400,17 @@ inference
 + convert_element_type_default_1 = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[2, 3]
 + mean_default = bi_inductor.mean.default(convert_element_type_default_1, [], False) -> float32[]
 - return (sum_1, sum_2, prod, prod_1, cumsum, sum_3, mean)
-+ return (sum_1, sum_2, prod, prod_1, cumsum, sum_default, mean_default)""")
++ return (sum_1, sum_2, prod, prod_1, cumsum, sum_default, mean_default)""",
+    )
 
 
 def test_mean() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.mean(), x.mean((0, -1)), x.mean(1, keepdim=True, dtype=torch.float32)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 3, 4)),
+        """\
 inference
   arg0_1: bfloat16[2, 3, 4]
 - mean = aten.mean.default(arg0_1) -> bfloat16[]
@@ -383,14 +421,17 @@ inference
 + mean_default_1 = bi_inductor.mean.default(arg0_1, [0, -1], False) -> bfloat16[3]
 + convert_element_type_default = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[2, 3, 4]
 + mean_default_2 = bi_inductor.mean.default(convert_element_type_default, [1], True) -> float32[2, 1, 4]
-+ return (mean_default, mean_default_1, mean_default_2)""")
++ return (mean_default, mean_default_1, mean_default_2)""",
+    )
 
 
 def test_prod() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.prod(), x.prod(1), x.prod(0, keepdim=True, dtype=torch.float64)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3)),
+        """\
 inference
   arg0_1: float32[2, 3]
 - prod = aten.prod.default(arg0_1) -> float32[]
@@ -401,14 +442,17 @@ inference
 + prod_default_1 = bi_inductor.prod.default(arg0_1, [1], False) -> float32[2]
 + convert_element_type_default = prims.convert_element_type.default(arg0_1, torch.float64) -> float64[2, 3]
 + prod_default_2 = bi_inductor.prod.default(convert_element_type_default, [0], True) -> float64[1, 3]
-+ return (prod_default, prod_default_1, prod_default_2)""")
++ return (prod_default, prod_default_1, prod_default_2)""",
+    )
 
 
 def test_var_and_std() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.var(), x.var(1, correction=0, keepdim=True), x.std((0, 1)), x.std(-1, unbiased=False)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(3, 4)),
+        """\
 inference
   arg0_1: float32[3, 4]
 - var = aten.var.correction(arg0_1) -> float32[]
@@ -420,14 +464,17 @@ inference
 + var_default_1 = bi_inductor.var.default(arg0_1, [1], True, 0.0) -> float32[3, 1]
 + std_default = bi_inductor.std.default(arg0_1, [0, 1], False, 1.0) -> float32[]
 + std_default_1 = bi_inductor.std.default(arg0_1, [-1], False, 0.0) -> float32[3]
-+ return (var_default, var_default_1, std_default, std_default_1)""")
++ return (var_default, var_default_1, std_default, std_default_1)""",
+    )
 
 
 def test_var_mean_and_std_mean() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return *torch.var_mean(x, 1), *torch.std_mean(x, 0, keepdim=True)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(3, 4)),
+        """\
 inference
   arg0_1: float32[3, 4]
 + var_default = bi_inductor.var.default(arg0_1, [1], False, 1.0) -> float32[3]
@@ -443,14 +490,17 @@ inference
 - sqrt = aten.sqrt.default(getitem_2) -> float32[1, 4]
 + sqrt = aten.sqrt.default(var_default_1) -> float32[1, 4]
 - return (getitem, getitem_1, sqrt, getitem_3)
-+ return (var_default, mean_default, sqrt, mean_default_1)""")
++ return (var_default, mean_default, sqrt, mean_default_1)""",
+    )
 
 
 def test_var_mean_with_one_result_used() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return torch.var_mean(x, 1, correction=0)[0], torch.var_mean(x)[1]
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(3, 4)),
+        """\
 inference
   arg0_1: float32[3, 4]
 + var_default = bi_inductor.var.default(arg0_1, [1], False, 0.0) -> float32[3]
@@ -460,14 +510,17 @@ inference
 - getitem = getitem(var_mean, 0) -> float32[3]
 - var_mean_1 = aten.var_mean.correction(arg0_1) -> 2 results
 - getitem_3 = getitem(var_mean_1, 1) -> float32[]
-- return (getitem, getitem_3)""")
+- return (getitem, getitem_3)""",
+    )
 
 
 def test_extrema_have_one_zero() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.amax(1), x.amin((0, 1), keepdim=True), x.max(), x.min(), *x.max(0), x.min(1).indices
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3)),
+        """\
 inference
   arg0_1: float32[2, 3]
 - amax = aten.amax.default(arg0_1, [1]) -> float32[2]
@@ -494,28 +547,34 @@ inference
 - getitem_3 = getitem(min_2, 1) -> int64[2]
 + getitem_7 = getitem(min_dim, 1) -> int64[2]
 - return (amax, amin, max_1, min_1, getitem, getitem_1, getitem_3)
-+ return (add_tensor, add_tensor_1, add_tensor_2, add_tensor_3, add_tensor_4, getitem_5, getitem_7)""")
++ return (add_tensor, add_tensor_1, add_tensor_2, add_tensor_3, add_tensor_4, getitem_5, getitem_7)""",
+    )
 
 
 def test_extrema_of_integers_stay() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.amax(1), x.min(), x.max(0).values
 
-    expecttest.assert_expected_inline(rewritten(fn, torch.arange(6).view(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, torch.arange(6).view(2, 3)),
+        """\
 inference
   arg0_1: int64[2, 3]
   amax = aten.amax.default(arg0_1, [1]) -> int64[2]
   min_1 = aten.min.default(arg0_1) -> int64[]
   max_1 = aten.max.dim(arg0_1, 0) -> 2 results
   getitem = getitem(max_1, 0) -> int64[3]
-  return (amax, min_1, getitem)""")
+  return (amax, min_1, getitem)""",
+    )
 
 
 def test_cumsum() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.cumsum(-1), x.cumsum(0, dtype=torch.float32), x[0, 0].cumsum(0)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 3)),
+        """\
 inference
   arg0_1: bfloat16[2, 3]
 - cumsum = aten.cumsum.default(arg0_1, -1) -> bfloat16[2, 3]
@@ -528,14 +587,17 @@ inference
 - cumsum_2 = aten.cumsum.default(select_1, 0) -> bfloat16[]
 + cumsum_default_2 = bi_inductor.cumsum.default(select_1, 0) -> bfloat16[]
 - return (cumsum, cumsum_1, cumsum_2)
-+ return (cumsum_default, cumsum_default_1, cumsum_default_2)""")
++ return (cumsum_default, cumsum_default_1, cumsum_default_2)""",
+    )
 
 
 def test_norms_and_logsumexp_end_in_sums() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return torch.logsumexp(x, 1), torch.linalg.vector_norm(x, dim=1), x.norm(p=1)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3)),
+        """\
 inference
   arg0_1: float32[2, 3]
 - amax = aten.amax.default(arg0_1, [1], True) -> float32[2, 1]
@@ -566,7 +628,8 @@ inference
 + sum_default_2 = bi_inductor.sum.default(pow_3, [], False) -> float32[]
 - pow_4 = aten.pow.Tensor_Scalar(sum_3, 1.0) -> float32[]
 + pow_4 = aten.pow.Tensor_Scalar(sum_default_2, 1.0) -> float32[]
-  return (add, pow_2, pow_4)""")
+  return (add, pow_2, pow_4)""",
+    )
 
 
 # --- Softmax --------------------------------------------------------------------------------------------------------
@@ -576,7 +639,9 @@ def test_softmax() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.softmax(-1), x.log_softmax(0), x.softmax(1, dtype=torch.float32), x[0, 0].softmax(0)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 3)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 3)),
+        """\
 inference
   arg0_1: bfloat16[2, 3]
 - _softmax = aten._softmax.default(arg0_1, -1, False) -> bfloat16[2, 3]
@@ -591,14 +656,17 @@ inference
 - _softmax_2 = aten._softmax.default(select_1, 0, False) -> bfloat16[]
 + softmax_default_2 = bi_inductor.softmax.default(select_1, 0) -> bfloat16[]
 - return (_softmax, _log_softmax, _softmax_1, _softmax_2)
-+ return (softmax_default, log_softmax_default, softmax_default_1, softmax_default_2)""")
++ return (softmax_default, log_softmax_default, softmax_default_1, softmax_default_2)""",
+    )
 
 
 def test_half_to_float_softmax_computes_in_float32() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return aten._softmax.default(x, 1, True), aten._log_softmax.default(x, 1, True)
 
-    expecttest.assert_expected_inline(rewritten(fn, torch.randn(2, 3).half(), values=False), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, torch.randn(2, 3).half(), values=False),
+        """\
 inference
   arg0_1: float16[2, 3]
 - _softmax = aten._softmax.default(arg0_1, 1, True) -> float32[2, 3]
@@ -608,7 +676,8 @@ inference
 + convert_element_type_default_1 = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[2, 3]
 + log_softmax_default = bi_inductor.log_softmax.default(convert_element_type_default_1, 1) -> float32[2, 3]
 - return (_softmax, _log_softmax)
-+ return (softmax_default, log_softmax_default)""")
++ return (softmax_default, log_softmax_default)""",
+    )
 
 
 # --- Normalisations -------------------------------------------------------------------------------------------------
@@ -618,7 +687,9 @@ def test_layer_norm_in_inference_has_no_statistics() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return functional.layer_norm(x, [4], weight[0], bias[0]), functional.layer_norm(x, [3, 4]), functional.layer_norm(x, [3, 4], weight)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3, 4), f32(3, 4), f32(3, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3, 4), f32(3, 4), f32(3, 4)),
+        """\
 inference
   arg0_1: float32[2, 3, 4]
   arg1_1: float32[3, 4]
@@ -635,14 +706,17 @@ inference
 - getitem_3 = getitem(native_layer_norm_1, 0) -> float32[2, 3, 4]
 - native_layer_norm_2 = aten.native_layer_norm.default(arg0_1, [3, 4], arg1_1, None, 1e-05) -> 3 results
 - getitem_6 = getitem(native_layer_norm_2, 0) -> float32[2, 3, 4]
-- return (getitem, getitem_3, getitem_6)""")
+- return (getitem, getitem_3, getitem_6)""",
+    )
 
 
 def test_layer_norm_of_two_dtypes_rounds_once() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(x, [4], weight, bias)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 4), f32(4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 4), f32(4), f32(4)),
+        """\
 inference
   arg0_1: bfloat16[2, 4]
   arg1_1: float32[4]
@@ -653,14 +727,17 @@ inference
 + convert_element_type_default = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[2, 4]
 + layer_norm_default = bi_inductor.layer_norm.default(convert_element_type_default, 1, arg1_1, arg2_1, 1e-05) -> float32[2, 4]
 + convert_element_type_default_1 = prims.convert_element_type.default(layer_norm_default, torch.bfloat16) -> bfloat16[2, 4]
-+ return (convert_element_type_default_1,)""")
++ return (convert_element_type_default_1,)""",
+    )
 
 
 def test_layer_norm_in_training() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(x, [4], weight, bias)
 
-    expecttest.assert_expected_inline(rewritten(fn, leaf(2, 4), leaf(4), leaf(4), training=True), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, leaf(2, 4), leaf(4), leaf(4), training=True),
+        """\
 forward
   primals_1: float32[2, 4]
   primals_2: float32[4]
@@ -705,14 +782,17 @@ backward
 - return (mul_5, sum_3, sum_4)
 + sum_default_2 = bi_inductor.sum.default(mul_6, [0], False) -> float32[4]
 + sum_default_3 = bi_inductor.sum.default(tangents_1, [0], False) -> float32[4]
-+ return (mul_5, sum_default_2, sum_default_3)""")
++ return (mul_5, sum_default_2, sum_default_3)""",
+    )
 
 
 def test_layer_norm_statistics_have_the_dtype_that_autograd_saves() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return aten.native_layer_norm.default(x, [4], None, None, 1e-5)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 4)),
+        """\
 inference
   arg0_1: bfloat16[2, 4]
 - native_layer_norm = aten.native_layer_norm.default(arg0_1, [4], None, None, 1e-05) -> 3 results
@@ -728,14 +808,17 @@ inference
 + select_int_1 = aten.select.int(layer_norm_statistics_default, 0, 1) -> float32[2]
 + unsqueeze_default_1 = aten.unsqueeze.default(select_int_1, -1) -> float32[2, 1]
 + convert_element_type_default_1 = prims.convert_element_type.default(unsqueeze_default_1, torch.bfloat16) -> bfloat16[2, 1]
-+ return (layer_norm_default, convert_element_type_default, convert_element_type_default_1)""")
++ return (layer_norm_default, convert_element_type_default, convert_element_type_default_1)""",
+    )
 
 
 def test_rms_norm_is_one_op() -> None:
     def fn(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         return functional.rms_norm(x, [4]), functional.rms_norm(x, [4], weight, 1e-6)
 
-    expecttest.assert_expected_inline(rewritten(fn, bf16(2, 4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, bf16(2, 4), f32(4)),
+        """\
 inference
   arg0_1: bfloat16[2, 4]
   arg1_1: float32[4]
@@ -743,14 +826,17 @@ inference
   convert_element_type = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[2, 4]
   rms_norm_1 = bi_inductor.rms_norm.default(convert_element_type, 1, arg1_1, 1e-06) -> float32[2, 4]
   convert_element_type_1 = prims.convert_element_type.default(rms_norm_1, torch.bfloat16) -> bfloat16[2, 4]
-  return (rms_norm, convert_element_type_1)""")
+  return (rms_norm, convert_element_type_1)""",
+    )
 
 
 def test_group_norm() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return functional.group_norm(x, 2, weight, bias), functional.group_norm(x, 4)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 4, 3), f32(4), f32(4)), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 4, 3), f32(4), f32(4)),
+        """\
 inference
   arg0_1: float32[2, 4, 3]
   arg1_1: float32[4]
@@ -762,14 +848,17 @@ inference
 - getitem = getitem(native_group_norm, 0) -> float32[2, 4, 3]
 - native_group_norm_1 = aten.native_group_norm.default(arg0_1, None, None, 2, 4, 3, 4, 1e-05) -> 3 results
 - getitem_3 = getitem(native_group_norm_1, 0) -> float32[2, 4, 3]
-- return (getitem, getitem_3)""")
+- return (getitem, getitem_3)""",
+    )
 
 
 def test_group_norm_in_training() -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.group_norm(x, 2, weight, bias)
 
-    expecttest.assert_expected_inline(rewritten(fn, leaf(2, 4, 3), leaf(4), leaf(4), training=True, shown=["forward"]), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, leaf(2, 4, 3), leaf(4), leaf(4), training=True, shown=["forward"]),
+        """\
 forward
   primals_1: float32[2, 4, 3]
   primals_2: float32[4]
@@ -787,7 +876,8 @@ forward
 - alias_1 = aten.alias.default(getitem_2) -> float32[2, 2]
 + alias_1 = aten.alias.default(select_int_1) -> float32[2, 2]
 - return (getitem, primals_1, primals_2, alias, alias_1)
-+ return (group_norm_default, primals_1, primals_2, alias, alias_1)""")
++ return (group_norm_default, primals_1, primals_2, alias, alias_1)""",
+    )
 
 
 # --- Backwards ------------------------------------------------------------------------------------------------------
@@ -797,7 +887,9 @@ def test_embedding_backward() -> None:
     def fn(weight: Tensor, index: Tensor) -> Tensor:
         return functional.embedding(index, weight, padding_idx=1)
 
-    expecttest.assert_expected_inline(rewritten(fn, leaf(5, 3), torch.tensor([0, 4, 1, 4]), training=True), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, leaf(5, 3), torch.tensor([0, 4, 1, 4]), training=True),
+        """\
 forward
   primals_1: float32[5, 3]
   primals_2: int64[4]
@@ -809,23 +901,29 @@ backward
 - embedding_dense_backward = aten.embedding_dense_backward.default(tangents_1, primals_2, 5, 1, False) -> float32[5, 3]
 + embedding_backward_default = bi_inductor.embedding_backward.default(tangents_1, primals_2, 5, 1) -> float32[5, 3]
 - return (embedding_dense_backward, None)
-+ return (embedding_backward_default, None)""")
++ return (embedding_backward_default, None)""",
+    )
 
 
 def test_embedding_backward_scaled_by_frequency_stays() -> None:
     def fn(grad: Tensor, index: Tensor) -> Tensor:
         return aten.embedding_dense_backward.default(grad, index, 5, -1, True)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(4, 3), torch.tensor([0, 4, 1, 4])), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(4, 3), torch.tensor([0, 4, 1, 4])),
+        """\
 inference
   arg0_1: float32[4, 3]
   arg1_1: int64[4]
   embedding_dense_backward = aten.embedding_dense_backward.default(arg0_1, arg1_1, 5, -1, True) -> float32[5, 3]
-  return (embedding_dense_backward,)""")
+  return (embedding_dense_backward,)""",
+    )
 
 
 def test_mm_backward() -> None:
-    expecttest.assert_expected_inline(rewritten(torch.mm, leaf(3, 4), leaf(4, 5), training=True), """\
+    expecttest.assert_expected_inline(
+        rewritten(torch.mm, leaf(3, 4), leaf(4, 5), training=True),
+        """\
 forward
   primals_1: float32[3, 4]
   primals_2: float32[4, 5]
@@ -844,7 +942,8 @@ backward
 - mm_2 = aten.mm.default(tangents_1, permute_1) -> float32[3, 4]
 + matmul_default_1 = bi_inductor.matmul.default(tangents_1, permute_1) -> float32[3, 4]
 - return (mm_2, mm_1)
-+ return (matmul_default_1, matmul_default)""")
++ return (matmul_default_1, matmul_default)""",
+    )
 
 
 # --- The rewriting itself -------------------------------------------------------------------------------------------
@@ -854,7 +953,9 @@ def test_sizes_may_be_symbolic() -> None:
     def fn(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         return (x @ weight).softmax(-1), x.mean((0, 1)), functional.layer_norm(x, x.shape[2:]), x.var(1)
 
-    expecttest.assert_expected_inline(rewritten(fn, f32(2, 3, 4), f32(4, 4), dynamic=True), """\
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 3, 4), f32(4, 4), dynamic=True),
+        """\
 inference
   arg0_1: float32[n0, n1, n2]
   arg1_1: float32[n2, n2]
@@ -878,7 +979,8 @@ inference
 - native_layer_norm = aten.native_layer_norm.default(arg0_1, [sym_size_int_2], None, None, 1e-05) -> 3 results
 - getitem = getitem(native_layer_norm, 0) -> float32[n0, n1, n2]
 - var = aten.var.correction(arg0_1, [1], correction=1) -> float32[n0, n2]
-- return (_softmax, mean, getitem, var)""")
+- return (_softmax, mean, getitem, var)""",
+    )
 
 
 def test_every_rule_is_shown_above() -> None:

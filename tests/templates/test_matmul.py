@@ -11,7 +11,18 @@ from tests.templates.rows import BATCHES, DTYPES, assert_rows_invariant, assert_
 
 matmul = torch.ops.bi_inductor.matmul
 
-SHAPES = [(1, 1, 1), (1, 7, 3), (3, 17, 5), (2, 16, 16), (5, 33, 31), (6, 64, 48), (7, 100, 129), (17, 130, 67), (64, 257, 40), (1, 300, 513)]
+SHAPES = [
+    (1, 1, 1),
+    (1, 7, 3),
+    (3, 17, 5),
+    (2, 16, 16),
+    (5, 33, 31),
+    (6, 64, 48),
+    (7, 100, 129),
+    (17, 130, 67),
+    (64, 257, 40),
+    (1, 300, 513),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -112,7 +123,9 @@ def test_accuracy_is_that_of_stock(k: int, dtype: torch.dtype) -> None:
 def test_empty_sizes(dtype: torch.dtype) -> None:
     for m, k, n in [(0, 3, 4), (3, 0, 4), (3, 4, 0)]:
         assert_same_bits(matmul(torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)), torch.zeros(m, n, dtype=dtype))
-    assert_same_bits(matmul(torch.ones(2, 0, dtype=dtype), torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)), torch.ones(2, 3, dtype=dtype))
+    assert_same_bits(
+        matmul(torch.ones(2, 0, dtype=dtype), torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)), torch.ones(2, 3, dtype=dtype)
+    )
 
 
 def test_bad_operands_are_refused() -> None:
