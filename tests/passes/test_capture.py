@@ -85,8 +85,6 @@ class AttentionForms(Group):
             "one query": attention(q[:, :, :1], k, v),
             "viewed": attention(*fixed).view(samples, 20, 16),
             "heads merged": attention(*heads_last).transpose(1, 2).view(samples, 5, 64),
-            .transpose(1, 2)
-            .view(samples, 5, 64),
         }
 
 
@@ -170,20 +168,16 @@ class Attentions(Group):
     def forward(self, x: Tensor, memory: Tensor, padding: Tensor) -> Values:
         causal = torch.ones(5, 5, dtype=torch.bool, device=x.device).triu(1)
         sequence = x.transpose(0, 1)
-        first, weights = self.batch_first(x, x, x, key_padding_mask=padding)
-        both, weights_of_both = self.batch_first(x, x, x, key_padding_mask=padding, attn_mask=causal, average_attn_weights=False)
-        sequence_first, _ = self.sequence_first(sequence, sequence, sequence, attn_mask=causal)
+        both, weights = self.batch_first(x, x, x, key_padding_mask=padding, attn_mask=causal)
         without_weights, _ = self.sequence_first(sequence, sequence, sequence, key_padding_mask=padding, need_weights=False)
+        cross, weights_of_heads = self.cross(x, memory, memory, average_attn_weights=False)
         return {
-            "batch first": self.batch_first(x, x, x, need_weights=False)[0],
             "batch first, causal": self.batch_first(x, x, x, attn_mask=causal, need_weights=False)[0],
-            "batch first, padding": first,
-            "weights": weights,
             "batch first, padding and causal": both,
-            "weights of each head": weights_of_both,
-            "sequence first": sequence_first.transpose(0, 1),
+            "weights": weights,
             "sequence first, padding": without_weights.transpose(0, 1),
-            "cross": self.cross(x, memory, memory)[0],
+            "cross": cross,
+            "weights of each head": weights_of_heads,
         }
 
 
