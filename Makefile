@@ -44,7 +44,7 @@ demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # mypy has to see the packages where an installation puts them: passes and templates inside bi_inductor. sed turns the
 # paths of that view back into those of the repository.

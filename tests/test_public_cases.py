@@ -137,6 +137,8 @@ def ours() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         return fn([case.whole for case in CASES]), fn([case.part for case in CASES])
 
 
+# One worker: all cases share two compiles.
+@pytest.mark.xdist_group("public cases")
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[case.name for case in CASES])
 def test_ours_gives_no_difference(index: int, ours: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
     whole, part = ours
