@@ -35,8 +35,6 @@ VARIANTS = {"eager": None, "stock": "inductor", "ours": "batch_invariant"}
 NEW_TOKENS = 16
 ROUNDS = 3
 
-# --- The two models -------------------------------------------------------------------------------------------------
-
 
 class SentenceEmbedder(nn.Module):
     """A BERT encoder, the mean over the real tokens, and normalisation to length 1, as sentence-transformers does."""
@@ -74,7 +72,7 @@ class DecoderStep(nn.Module):
         return output.logits[:, -1], [tensor for layer in past.layers for tensor in (layer.keys, layer.values)]
 
 
-# --- What each process does -----------------------------------------------------------------------------------------
+# What each process does.
 
 models: dict[str, Any] = {}
 Result = tuple[list[list[int]], float]  # The bits of each row as integers, and milliseconds.
@@ -138,7 +136,7 @@ def continue_prompts(lengths: list[int], together: bool) -> Result:
     return bits(logits.flatten(0, 1)), 1e3 * (time.perf_counter() - start)
 
 
-# --- The comparison -------------------------------------------------------------------------------------------------
+# The comparison.
 
 Pools = dict[str, ProcessPoolExecutor]
 Results = dict[str, Future[Result]]

@@ -12,6 +12,9 @@ from zipfile import ZipFile
 
 import pytest
 
+# One worker: the tests share what their fixtures build.
+pytestmark = pytest.mark.xdist_group("packaging")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 INSTALLED_FROM = {"bi_inductor": "bi_inductor", "passes": "bi_inductor/passes", "templates": "bi_inductor/templates"}
 INSTALLED_SUFFIXES = {".py", ".h", ".jinja", ".typed"}

@@ -21,6 +21,9 @@ import json, sys, torch
 import bi_inductor
 from torch._dynamo.utils import counters
 
+# One worker: the tests share what their fixtures build.
+pytestmark = pytest.mark.xdist_group("cache")
+
 artifacts, *settings = json.loads(sys.argv[1])
 if artifacts and artifacts[0] == "load":
     torch.compiler.load_cache_artifacts(open(artifacts[1], "rb").read())
