@@ -121,10 +121,11 @@ def _measure_compile(names: tuple[str, str], backend: str) -> dict[str, float]:
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(4))
     seconds = []
     with torch.no_grad():
-        for name in names:
-            row = ROWS[name]()
+        found = [ROWS[name]() for name in names]
+        for row in found:
             row.model(*row.arguments)
-            before = _resident_megabytes()
+        before = _resident_megabytes()
+        for row in found:
             model = compiled(row.model, backend)
             times = []
             for _ in range(3):
@@ -152,7 +153,7 @@ def compile_table() -> dict[str, dict[str, dict[str, float]]]:
             stock, ours = found["stock"][key], found["ours"][key]
             print(f"{label:48}{stock:>9.1f}{ours:>9.1f}{ours / stock:>12.2f}", flush=True)
         stock, ours = found["stock"]["megabytes"], found["ours"]["megabytes"]
-        print(f"{'  MB that stay after compiling and running it':48}{stock:>9.0f}{ours:>9.0f}")
+        print(f"{'  MB that stay after compiling and running them':48}{stock:>9.0f}{ours:>9.0f}")
     return results
 
 

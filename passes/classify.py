@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from bi_inductor.errors import OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
 from bi_inductor.options import Options
-from bi_inductor.passes.op_classes import OpClass, classify, op_name
+from bi_inductor.passes.op_classes import OVERWRITES, OpClass, classify, op_name
 from bi_inductor.passes.rewrite import RULES
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
@@ -25,6 +25,10 @@ def class_of(node: Node) -> OpClass | None:
     for value in [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]:
         flat.extend(value if isinstance(value, (tuple, list)) else [value])
     op = called_op(node)
+    if op_name(op) in OVERWRITES:
+        # Storing moves data; adding to what is there is a sum in the order of the threads.
+        accumulates = bool(node.args[3]) if len(node.args) > 3 else bool(node.kwargs.get("accumulate"))
+        return OpClass.UNSUPPORTED if accumulates else OpClass.MOVEMENT
     return classify(op, flat, op in RULES)
 
 

@@ -73,6 +73,9 @@ EXACT = _names(
     """,
 ) | _names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 
+# Data movement as long as they do not accumulate.
+OVERWRITES = _names("aten", "index_put _unsafe_index_put")
+
 # Sums that are exact on integers and rewritten on floating point.
 SUMS = _names("aten", "sum prod cumsum mm bmm addmm baddbmm mv dot vdot")
 

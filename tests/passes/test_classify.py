@@ -430,3 +430,23 @@ def test_a_graph_without_source_lines():
         node.meta.pop("stack_trace", None)
     with pytest.raises(bi_inductor.UnsupportedOpError, match="an unknown source line"):
         classify_graph(graph, bi_inductor.Options())
+
+
+@pytest.mark.parametrize(("accumulate", "expected"), [(False, OpClass.MOVEMENT), (True, OpClass.UNSUPPORTED)])
+def test_storing_at_indices_moves_data_and_adding_there_is_a_sum(accumulate, expected):
+    def put(x, index, values):
+        return torch.ops.aten.index_put(x, [index], values, accumulate)
+
+    graph = make_fx(put, tracing_mode="fake")(torch.zeros(4, 3), torch.tensor([1, 2]), torch.ones(2, 3)).graph
+    (found,) = [class_of(node) for node in graph.nodes if node.target is torch.ops.aten.index_put.default]
+    assert found is expected
+
+
+def test_index_copy_keeps_rows():
+    def write(cache, index, rows):
+        return cache.index_copy(1, index, rows)
+
+    cache, index, rows = torch.zeros(3, 6, 5), torch.tensor([4, 1]), torch.randn(3, 2, 5)
+    result = compiled(write)(cache, index, rows)
+    assert torch.equal(result, cache.index_copy(1, index, rows))
+    assert torch.equal(compiled(write)(cache[:1], index, rows[:1]), result[:1])
