@@ -57,7 +57,6 @@ PINS: dict[str, Pin] = {
     "cpp.enable_grouped_gemm_template": Pin(False, "Inductor's own matmul template"),
     "cpp.enable_concat_linear": Pin(False, "merges linears into one of another size"),
     "cpp.simdlen": Pin(None, "the scalar and the vector functions are made equal for the instruction set that Inductor picks"),
-    "emulate_precision_casts": Pin(True, "a bf16 or fp16 op rounds its own result, fused or not"),
     "cpp_wrapper": Pin(False, "kernels are loaded by the Python wrapper"),
 }
 

@@ -1,10 +1,9 @@
 """Captures composite ops whole while AOTAutograd traces, before torch decomposes them by shape, stride or grad mode.
 
-``linear`` becomes addmm or bmm + add depending on strides (one rounding or two), ``scaled_dot_product_attention`` becomes one of
-three forms, ``rms_norm``
-becomes four ops. Each has a Python kernel here that calls the one operator of its meaning, with autograd, instead. Autocast has
-already cast the
-operands when such a kernel runs, and bodies of higher-order ops are traced through the same dispatcher.
+``linear`` becomes addmm or bmm + add depending on strides (one rounding or two), ``scaled_dot_product_attention`` becomes one
+of three forms, ``rms_norm`` becomes four ops. Each has a Python kernel here that calls the one operator of its meaning, with
+autograd, instead. Autocast has already cast the operands when such a kernel runs, and bodies of higher-order ops are traced
+through the same dispatcher.
 
 torch internals, checked in 2.13.0: OpOverload.py_kernels and _dispatch_cache (consulted only under the Python dispatcher that
 compile_fx enables, so eager calls never see them), OpOverload._op_dk to reach the C++ kernel.

@@ -1,10 +1,8 @@
 """Convolutions as one matmul over gathered patches: out[o, p] = bias[o] + sum over (channel, kernel position) of weight * patch.
 
 Numerics: the sum is the matmul family's, with k the row-major index over (channel of the group, kernel position); one rounding,
-after the bias
-(docs/numerics.md section 3). Made of differentiable ops, so the backward follows from slicing and matmul. The patches are copied:
-memory is the
-kernel's size times the input's.
+after the bias (docs/numerics.md section 3). Made of differentiable ops, so the backward follows from slicing and matmul. The
+patches are copied: memory is the kernel's size times the input's.
 """
 
 from __future__ import annotations

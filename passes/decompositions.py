@@ -1,12 +1,12 @@
 """The decomposition table: Inductor's, less what would take an op apart that has a template, plus fused inference ops of torch.nn.
 
 Inductor's own decompositions of mm, addmm, bmm depend on sizes (M, N or K of 1, K up to 16) and turn dot products into sums;
-those of softmax, norms
-and variance spell the op as a chain of roundings. Without them the ops reach the post-grad passes whole and are rewritten there.
+those of softmax, norms and variance spell the op as a chain of roundings. Without them the ops reach the post-grad passes whole
+and are rewritten there.
 
-Inductor internals, checked in torch 2.13.0: select_decomp_table; compile_fx(decompositions=...) puts the table into the FX graph
-cache's key by
-pickling it. The table pickles as a reference to this module plus a hash of our sources, so it takes part in the key and can be cached.
+Inductor internals, checked in torch 2.13.0: select_decomp_table; compile_fx(decompositions=...) puts the table into the FX
+graph cache's key by pickling it. The table pickles as a reference to this module plus a hash of our sources, so it takes part
+in the key and can be cached.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ def native_multi_head_attention(
     """The fast path of nn.MultiheadAttention in eval mode, as the ops its slow path has: the two give the same bits.
 
     query, key, value are [batch, length, embed_dim]; ``mask_type`` 0 is a mask [queries, keys], 1 a key padding mask [batch,
-    keys], 2 both merged to
-    [batch, heads, queries, keys]. A bool mask is true where a key is masked.
+    keys], 2 both merged to [batch, heads, queries, keys]. A bool mask is true where a key is masked.
     """
     attn_mask = key_padding_mask = None
     if mask is not None:

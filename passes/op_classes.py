@@ -1,8 +1,8 @@
 """The one table that gives every op of a post-grad graph its class. What it does not name is unsupported.
 
 Names are those of the op packet without the namespace's overload ("aten.add" covers add.Tensor and add.Scalar). An op is listed
-as elementwise only
-when Inductor has a lowering for it on CPU that writes C++ code: an op that falls back to ATen's kernel keeps ATen's vector body and tail.
+as elementwise only when Inductor has a lowering for it on CPU that writes C++ code: an op that falls back to ATen's kernel
+keeps ATen's vector body and tail.
 """
 
 from __future__ import annotations

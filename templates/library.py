@@ -1,11 +1,9 @@
 """Builds and loads the C++ kernels, one shared library for each (kernel, dtype).
 
-A template's C++ is a plain header. It is instantiated once for each dtype under a C symbol whose name carries the hash of its source
-and is loaded with its symbols global, so that eager ops (through ctypes) and every compiled graph (through the dynamic linker)
-call the same
-machine code. A graph compiles only its own small call and epilogue, not the kernel again, and a cached graph can never meet an
-older kernel: the
-symbol would have another name.
+A template's C++ is a plain header. It is instantiated once for each dtype under a C symbol whose name carries the hash of its
+source and is loaded with its symbols global, so that eager ops (through ctypes) and every compiled graph (through the dynamic
+linker) call the same machine code. A graph compiles only its own small call and epilogue, not the kernel again, and a cached
+graph can never meet an older kernel: the symbol would have another name.
 """
 
 from __future__ import annotations
@@ -67,6 +65,11 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.bfloat16: DType("bfloat16", "bi::BFloat16", "float"),
     torch.float16: DType("float16", "bi::Half", "float"),
 }
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for float32, bfloat16 and float16 (docs/numerics.md section 1)."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from bi_inductor.operators.definition import accumulation_dtype, check_dtypes, define, run
+from bi_inductor.operators.definition import check_dtypes, define, run
 from bi_inductor.operators.matmul import sum_to_shape
 from bi_inductor.templates.attention import kernel as attention_kernel
+from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.operand import Operand
 
 
@@ -29,18 +29,6 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     return check_dtypes("attention", {"q": q, "k": k, "v": v})
 
 
-def default_scale(q: torch.Tensor, scale: float | None) -> float:
-    """``scale``, or 1/sqrt(head dim). A symbolic head dim becomes a constant of the graph: the scale is one."""
-    return 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else scale
-
-
-def mask_kind(mask: torch.Tensor | None) -> int:
-    """How the kernel reads the mask."""
-    if mask is None:
-        return attention_kernel.NO_MASK
-    return attention_kernel.BOOLEAN_MASK if mask.dtype == torch.bool else attention_kernel.ADDITIVE_MASK
-
-
 def _arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None
 ) -> dict[str, object]:
@@ -50,9 +38,9 @@ def _arguments(
         Operand.of(k),
         Operand.of(v),
         None if mask is None else Operand.of(mask),
-        mask_kind(mask),
+        attention_kernel.mask_kind(None if mask is None else mask.dtype),
         is_causal,
-        default_scale(q, scale),
+        attention_kernel.default_scale(q.shape[-1], scale),
     )
 
 
@@ -79,7 +67,7 @@ def attention_fake(
     scale: float | None = None,
 ) -> torch.Tensor:
     check(q, k, v, mask)
-    default_scale(q, scale)
+    attention_kernel.default_scale(q.shape[-1], scale)
     # Laid out as q where that keeps rows together, as torch's CPU kernel does: heads split off a projection merge without a copy.
     out = torch.empty_like(q) if v.shape[-1] == q.shape[-1] else q.new_empty([*q.shape[:3], v.shape[-1]])
     return out if out.stride(-1) == 1 else q.new_empty(out.shape)
@@ -98,7 +86,7 @@ def attention_lse_cpu(
 def attention_lse_fake(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False, scale: float | None = None
 ) -> torch.Tensor:
-    default_scale(q, scale)
+    attention_kernel.default_scale(q.shape[-1], scale)
     return q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
 
 
@@ -119,7 +107,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     ops = torch.ops.bi_inductor
     q, k, v, mask, out = ctx.saved_tensors
     wide = accumulation_dtype(q.dtype)
-    scale = default_scale(q, ctx.scale)
+    scale = attention_kernel.default_scale(q.shape[-1], ctx.scale)
     heads, kv_heads = q.shape[1], k.shape[1]
     group = heads // kv_heads
     lse = ops.attention_lse(q, k, mask, ctx.is_causal, ctx.scale).unsqueeze(-1)

@@ -35,11 +35,6 @@ def define(
         torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for float32, bfloat16 and float16 (docs/numerics.md section 1)."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def check_dtypes(name: str, tensors: dict[str, torch.Tensor | None]) -> torch.dtype:
     """The common dtype of the tensors.
 

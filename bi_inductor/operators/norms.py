@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from bi_inductor.operators.definition import accumulation_dtype, check_dtypes, define, run
+from bi_inductor.operators.definition import check_dtypes, define, run
+from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.norm import kernel as norm_kernel
 from bi_inductor.templates.operand import Operand
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
+
 from bi_inductor.templates.library import Parameter, register_kernel
-from bi_inductor.templates.operand import Operand
+from bi_inductor.templates.operand import Operand, Size
 
 KERNEL = register_kernel(
     "attention",
@@ -42,6 +45,18 @@ KERNEL = register_kernel(
 
 # The numbers of bi::Mask in kernel.h.
 NO_MASK, BOOLEAN_MASK, ADDITIVE_MASK = 0, 1, 2
+
+
+def mask_kind(dtype: torch.dtype | None) -> int:
+    """How the kernel reads a mask of ``dtype``, None for no mask."""
+    if dtype is None:
+        return NO_MASK
+    return BOOLEAN_MASK if dtype == torch.bool else ADDITIVE_MASK
+
+
+def default_scale(head_dim: Size, scale: float | None) -> float:
+    """``scale``, or 1/sqrt(head dim). A symbolic head dim becomes a constant of the graph: the scale is one."""
+    return 1.0 / math.sqrt(int(head_dim)) if scale is None else scale
 
 
 def arguments(q: Operand, k: Operand, v: Operand, mask: Operand | None, mask_kind: int, causal: bool, scale: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch._inductor.virtualized import V
 
 from bi_inductor.templates.attention import kernel as attention_kernel
 from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.operand import Operand
 
 
@@ -22,16 +22,6 @@ def _rows(x: TensorBox) -> TensorBox:
     if stride is not None and V.graph.sizevars.statically_known_equals(stride[-1], 1):
         return x
     return contiguous(x)
-
-
-def _mask_kind(mask: TensorBox | None) -> int:
-    if mask is None:
-        return attention_kernel.NO_MASK
-    return attention_kernel.BOOLEAN_MASK if mask.get_dtype() == torch.bool else attention_kernel.ADDITIVE_MASK
-
-
-def _scale(q: TensorBox, scale: float | None) -> float:
-    return 1.0 / math.sqrt(int(q.get_size()[-1])) if scale is None else scale
 
 
 @register_lowering(torch.ops.bi_inductor.attention.default, type_promotion_kind=None)
@@ -45,8 +35,11 @@ def attention(
 ) -> TensorBox:
     """Attention of ``q`` [batch, heads, queries, dim] over ``k``, ``v`` [batch, kv_heads, keys, dim]."""
 
+    kind = attention_kernel.mask_kind(None if mask is None else mask.get_dtype())
+    factor = attention_kernel.default_scale(q.get_size()[-1], scale)
+
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
-        values = attention_kernel.arguments(t["q"], t["k"], t["v"], t["mask"], _mask_kind(mask), is_causal, _scale(q, scale))
+        values = attention_kernel.arguments(t["q"], t["k"], t["v"], t["mask"], kind, is_causal, factor)
         strides = dict(zip(("out_batch", "out_head", "out_row"), out.stride, strict=False))
         return {**values, "out": out.pointer, **strides}
 
@@ -62,14 +55,16 @@ def attention_lse(
 ) -> TensorBox:
     """Logarithm of each row's sum of exponentials, [batch, heads, queries]."""
 
+    kind = attention_kernel.mask_kind(None if mask is None else mask.get_dtype())
+    factor = attention_kernel.default_scale(q.get_size()[-1], scale)
+
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         k_operand = t["k"]
         assert k_operand is not None
         v = Operand(k_operand.pointer, (*k_operand.size[:3], 0), k_operand.stride)
-        values = attention_kernel.arguments(t["q"], t["k"], v, t["mask"], _mask_kind(mask), is_causal, _scale(q, scale))
+        values = attention_kernel.arguments(t["q"], t["k"], v, t["mask"], kind, is_causal, factor)
         return {**values, "lse": out.pointer}
 
-    accumulator = torch.float64 if q.get_dtype() == torch.float64 else torch.float32
     inputs = {"q": _rows(q), "k": _rows(k), "mask": mask}
     size = list(q.get_size())[:3]
-    return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, out_dtype=accumulator)
+    return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, out_dtype=accumulation_dtype(q.get_dtype()))

@@ -5,6 +5,7 @@
 // every chain runs in ascending order whichever tile computes it.
 #pragma once
 
+#include "../common/registers.h"
 #include "../common/vector.h"
 
 namespace bi::attention_tiles {
@@ -14,18 +15,6 @@ constexpr int keys_at_a_time = 8;  // one vector of scores
 constexpr int panel_width = 16;    // keys of a packed panel of K, columns of one of V
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// Keeps a value that several fmas read in a register: the compiler would rather load it again for each, and loads are what limits them.
-template <class A>
-BI_INLINE Vec<A> in_register(Vec<A> x) {
-#if BI_AVX2
-  if constexpr (sizeof(A) == 4)
-    asm("" : "+x"(x.v));
-  else
-    asm("" : "+x"(x.lo), "+x"(x.hi));
-#endif
-  return x;
-}
 
 // Eight folds by halves of eight lanes each, together: the vectors of keys 0, 1, 4, 5 fold to two lanes a key, those of keys 2, 3, 6, 7
 // do the same, and the last step adds the two lanes and brings the keys into order. The plain spelling is for other instruction sets.
@@ -228,7 +217,10 @@ struct LaneTile {
   static BI_INLINE void multiply(const A* left, int64_t left_stride, const R* right, Vec<A>* sum, bool first) {
     Vec<A> value[vectors];
 #pragma GCC unroll 8
-    for (int c = 0; c < vectors; c++) value[c] = in_register(Vec<A>::load(right + 8 * c));
+    for (int c = 0; c < vectors; c++) {
+      value[c] = Vec<A>::load(right + 8 * c);
+      hold_in_register(value[c]);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
       const Vec<A> factor = Vec<A>::fill(left[r * left_stride]);
@@ -349,41 +341,5 @@ inline void strided_tile(int64_t rows, int64_t columns, int64_t terms, const A* 
   if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
   LaneTile<3, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
 }
-
-// In place: row i, column j becomes row j, column i.
-template <class A>
-BI_INLINE void transpose_eight(Vec<A>* rows) {
-  A square[8][8];
-  for (int i = 0; i < 8; i++) rows[i].store(square[i]);
-  for (int i = 0; i < 8; i++) {
-    A column[8];
-    for (int j = 0; j < 8; j++) column[j] = square[j][i];
-    rows[i] = Vec<A>::load(column);
-  }
-}
-
-#if BI_AVX2
-template <>
-BI_INLINE void transpose_eight(Vec<float>* rows) {
-  __m256 pairs[8], fours[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i].v, rows[2 * i + 1].v);
-    pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i].v, rows[2 * i + 1].v);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
-    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    rows[i].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-    rows[i + 4].v = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
-  }
-}
-#endif
 
 }  // namespace bi::attention_tiles

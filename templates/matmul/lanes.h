@@ -5,27 +5,13 @@
 // the time goes into reading B. `lanes_tile` wants B contiguous along K, `strip_pass` wants it contiguous along N.
 #pragma once
 
+#include "../common/registers.h"
 #include "../common/vector.h"
 
 namespace bi {
 
 inline constexpr int matmul_lanes = 16;
 inline constexpr int lane_vectors = matmul_lanes / 8;
-
-// Compilers fold a load into every instruction that uses it; a tile then runs at the speed of the load ports. This pins the loaded
-// value to a register and computes nothing.
-template <class A>
-BI_INLINE void hold_in_register(Vec<A>&) {}
-#if BI_AVX2
-template <>
-BI_INLINE void hold_in_register(Vec<float>& value) {
-  asm("" : "+x"(value.v));
-}
-template <>
-BI_INLINE void hold_in_register(Vec<double>& value) {
-  asm("" : "+x"(value.lo), "+x"(value.hi));
-}
-#endif
 
 // Folds eight 8-lane sums at once: element i of the result is the sum of sums[i] (steps 2 and 3 of docs/numerics.md section 2).
 template <class A>

@@ -20,39 +20,6 @@ inline int64_t lane_steps(int64_t k) { return (k + matmul_lanes - 1) / matmul_la
 // set of the cache, with room for the overhang of the 8-wide stores in pack_vectors.
 inline int64_t lane_stride(int64_t width, int64_t steps) { return (((width * steps + 15) / 16 + 1) | 1) * 16; }
 
-template <class A>
-BI_INLINE void transpose_eight(Vec<A>* rows) {
-  A in[8][8], out[8][8];
-  for (int i = 0; i < 8; i++) rows[i].store(in[i]);
-  for (int i = 0; i < 8; i++)
-    for (int j = 0; j < 8; j++) out[i][j] = in[j][i];
-  for (int i = 0; i < 8; i++) rows[i] = Vec<A>::load(out[i]);
-}
-
-#if BI_AVX2
-template <>
-BI_INLINE void transpose_eight(Vec<float>* rows) {
-  __m256 pairs[8], quads[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    pairs[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    pairs[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-    quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
-    quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-    quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    rows[i].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
-    rows[i + 4].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
-  }
-}
-#endif
-
 // Copies `count` <= 8 vectors of length k into a panel: element p of vector j goes to panel[(p mod 16) * lane + (p / 16) * width + j].
 // Stores are 8 wide: what hangs over `width` is overwritten by the next step or lands in the lane's slack.
 template <class T, class A>

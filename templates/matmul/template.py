@@ -3,7 +3,7 @@
 Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits
 (docs/numerics.md section 1).
 
-Inductor internals, checked in torch 2.13.0: CppTemplateKernel.slice_nd, store_output, local_buffers, inplace_update_buffers;
+Inductor internals, checked in torch 2.13.0: CppTemplateKernel.slice_nd, store_output, local_buffers, args.inplace_buffers;
 cpp_gemm_template.gen_2d_view_of_epilogue_buf; aliases of def_kernel.
 """
 
@@ -28,8 +28,7 @@ class MatmulTemplate(KernelTemplate):
     """A matmul with its epilogue.
 
     Where the results go before the epilogue: into the template's own buffer when others read it too; else into the epilogue's
-    output when that has the
-    same dtype and no input of the epilogue lies there; else into scratch.
+    output when that has the same dtype and no input of the epilogue lies there; else into scratch.
     """
 
     renders_epilogue = True

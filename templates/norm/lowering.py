@@ -9,6 +9,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 
 from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.norm import kernel as norm_kernel
 from bi_inductor.templates.operand import Address, Operand, product
 
@@ -35,9 +36,8 @@ def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> Te
         values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], None, None)
         return {**values, **_statistics_outputs(out)}
 
-    accumulator = torch.float64 if x.get_dtype() == torch.float64 else torch.float32
     size = [2 if kind == norm_kernel.LAYER_NORM else 1, *outer]
-    return lower(norm_kernel.NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulator)
+    return lower(norm_kernel.NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulation_dtype(x.get_dtype()))
 
 
 def _statistics_outputs(out: Operand) -> dict[str, Any]:
@@ -89,6 +89,5 @@ def group_norm_statistics(x: TensorBox, groups: int, eps: float) -> TensorBox:
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], None, None), **_statistics_outputs(out)}
 
-    accumulator = torch.float64 if x.get_dtype() == torch.float64 else torch.float32
     size = [2, x.get_size()[0], groups]
-    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulator)
+    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulation_dtype(x.get_dtype()))
