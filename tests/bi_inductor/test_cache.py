@@ -14,15 +14,15 @@ import bi_inductor
 from bi_inductor import passes, templates
 from bi_inductor.templates.library import KERNELS, load_for_graph
 
+# One worker: the tests share what their fixtures build.
+pytestmark = pytest.mark.xdist_group("cache")
+
 # Run in processes of their own: compiles one function, forward and backward, with one set of options after the other, and reports bits and
 # cache statistics of each.
 PROGRAM = """
 import json, sys, torch
 import bi_inductor
 from torch._dynamo.utils import counters
-
-# One worker: the tests share what their fixtures build.
-pytestmark = pytest.mark.xdist_group("cache")
 
 artifacts, *settings = json.loads(sys.argv[1])
 if artifacts and artifacts[0] == "load":
