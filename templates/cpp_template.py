@@ -1,12 +1,13 @@
 """Inductor templates that call a kernel of the library: one class serves every op.
 
-Inductor internals, checked in torch 2.13.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel (def_kernel, args,
-rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once,
+Inductor internals, checked in torch 2.13.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel (def_kernel,
+args.sizevars, rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once,
 TemplateBuffer.allow_epilogue_fusion, cpp_utils.cexpr_index.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._inductor import config, ir
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 from torch._inductor.codegen.cpp_utils import cexpr_index
+from torch._inductor.codegen.wrapper import pexpr
 from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
@@ -29,12 +31,44 @@ Arguments = Callable[[dict[str, Any], Operand], dict[str, Any]]
 OPAQUE_ELEMENTS = """\
 #include <cstdint>
 #include <type_traits>
+#include <limits>
 #include <stdexcept>
 namespace at {
 struct BFloat16 { uint16_t bits; };
 struct Half { uint16_t bits; };
 }  // namespace at
 """
+
+
+@dataclasses.dataclass(eq=False)
+class RuntimeNumber:
+    """A size or stride that the generated Python passes at each call; the text is Python.
+
+    It stands where Inductor keeps the symbol of a size (KernelArgs.sizevars), which it only prints.
+    """
+
+    value: sympy.Expr
+
+    def __str__(self) -> str:
+        text: str = pexpr(V.graph.sizevars.simplify(self.value))
+        return text
+
+
+class RuntimeNumbers:
+    """Makes sizes and strides arguments of the generated function, in the order of their use.
+
+    Calls of one kernel then have one C++ source, compiled once, whatever their sizes; only an epilogue needs a source of its own.
+    """
+
+    def __init__(self, kernel: CppTemplateKernel) -> None:
+        self.arguments: dict[Any, str] = kernel.args.sizevars
+        self.arguments.clear()
+
+    def argument(self, value: Any) -> str:
+        """The C++ name of a new argument that carries ``value``."""
+        name = f"n{len(self.arguments)}"
+        self.arguments[RuntimeNumber(sympy.sympify(value))] = name
+        return name
 
 
 def realized(node: ir.TensorBox) -> Any:
@@ -89,16 +123,21 @@ class KernelTemplate(CppTemplate):
     ) -> str:
         """The C++ of the call. Raises AssertionError when Inductor hands over an epilogue: only matmul renders those."""
         assert not epilogue_nodes, f"{self.name} renders no epilogue"
-        output: Any = self.output_node if template_buffer_node is None else template_buffer_node
-        if template_buffer_node is not None:
-            self.load_library()
-        signature = self.signature(kernel, {"out": output})
-        operand = self.operand(output, kernel.args.output(output.get_name()))
-        return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand))
+        if template_buffer_node is None:
+            # generate() renders once for a benchmark that never runs; only the declared buffers are read.
+            output: Any = self.output_node
+            return self.signature(kernel, {"out": output})
+        self.load_library()
+        signature = self.signature(kernel, {"out": template_buffer_node})
+        operand = self.operand(template_buffer_node, kernel.args.output(template_buffer_node.get_name()))
+        numbers = RuntimeNumbers(kernel)
+        return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand, number=numbers.argument))
 
     def load_library(self) -> None:
-        """Makes the generated module load the library before its kernels. generate() renders once more before there is such a module."""
+        """Makes the generated module load the library before its kernels."""
         symbol = self.library_kernel.symbol(self.kernel_dtype)
+        # Inductor's generated module writes `async_compile = AsyncCompile()` after its imports.
+        V.graph.wrapper_code.add_import_once("from bi_inductor.templates.bundle import BundledCompile as AsyncCompile")
         V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
         V.graph.wrapper_code.add_import_once(
             f"bi_inductor.templates.library.load_for_graph({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
@@ -123,8 +162,19 @@ class KernelTemplate(CppTemplate):
         definition: str = kernel.def_kernel(inputs=buffers, outputs=outputs, aliases=aliases, extra_sizevars=sizes)
         return definition
 
-    def call(self, kernel: CppTemplateKernel, output: Operand, epilogue: str = "nullptr", context: str = "nullptr") -> list[str]:
-        """The statements that call the library kernel; ``epilogue`` and ``context`` are C++ expressions."""
+    def call(
+        self,
+        kernel: CppTemplateKernel,
+        output: Operand,
+        epilogue: str = "nullptr",
+        context: str = "nullptr",
+        number: Callable[[Any], str] | None = None,
+    ) -> list[str]:
+        """The statements that call the library kernel.
+
+        ``epilogue`` and ``context`` are C++ expressions; ``number`` turns a size or stride into C++, as an expression if None.
+        """
+        number = number or (lambda value: self.expression(kernel, value))
         operands = {
             name: None if node is None else self.operand(node, kernel.args.input(node.get_name())) for name, node in self.inputs.items()
         }
@@ -140,18 +190,17 @@ class KernelTemplate(CppTemplate):
             if name in given:
                 arguments.append(given[name])
             elif kind is Parameter.SIZES and not isinstance(value, Address):
-                sizes = ", ".join(self.expression(kernel, size) for size in value) or "0"
+                sizes = ", ".join(number(size) for size in value) or "0"
                 statements.append(f"const int64_t {name}[] = {{{sizes}}};")
                 arguments.append(name)
             elif value is None:
                 arguments.append("nullptr")
             elif isinstance(value, Address):
-                offset = self.expression(kernel, value.offset)
-                arguments.append(value.base if offset == "0L" else f"{value.base} + {offset}")
+                arguments.append(value.base if value.offset == 0 else f"{value.base} + {number(value.offset)}")
             elif kind is Parameter.NUMBER:
                 arguments.append(c_number(float(value)))
             else:
-                arguments.append(self.expression(kernel, value))
+                arguments.append(number(value))
         return [*statements, f"{self.library_kernel.symbol(self.kernel_dtype)}({', '.join(arguments)});"]
 
     def expression(self, kernel: CppTemplateKernel, value: Any) -> str:
