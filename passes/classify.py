@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
 from bi_inductor.options import Options
 from bi_inductor.passes.op_classes import OVERWRITES, OpClass, classify, op_name
-from bi_inductor.passes.rewrite import RULES
+from bi_inductor.passes.rewriter import rule_of
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
 
@@ -26,10 +27,11 @@ def class_of(node: Node) -> OpClass | None:
         flat.extend(value if isinstance(value, (tuple, list)) else [value])
     op = called_op(node)
     if op_name(op) in OVERWRITES:
-        # Storing moves data; adding to what is there is a sum in the order of the threads.
         accumulates = bool(node.args[3]) if len(node.args) > 3 else bool(node.kwargs.get("accumulate"))
-        return OpClass.UNSUPPORTED if accumulates else OpClass.MOVEMENT
-    return classify(op, flat, op in RULES)
+        if not accumulates:
+            return OpClass.MOVEMENT
+        return OpClass.REWRITTEN if flat[0].dtype.is_floating_point else OpClass.EXACT
+    return classify(op, flat, rule_of(op) is not None)
 
 
 def called_op(node: Node) -> Any:

@@ -61,7 +61,7 @@ MOVEMENT = (
         _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
-    | _names("prims", "broadcast_in_dim iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
+    | _names("prims", "broadcast_in_dim rev iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
     | _names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 
@@ -70,11 +70,15 @@ EXACT = _names(
     """
     all any amax amin argmax argmin argsort bucketize count_nonzero equal isin max max_pool1d max_pool2d
     max_pool2d_with_indices min searchsorted sort topk cummax cummin aminmax median
+    histc
     """,
 ) | _names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 
-# Data movement as long as they do not accumulate.
+# Storing at indices is data movement; adding to what is there is a sum, and rewritten.
 OVERWRITES = _names("aten", "index_put _unsafe_index_put")
+
+# Exact on integers and rewritten on floating point; of several elements for one place, the last one stays.
+SCATTERS = _names("aten", "scatter scatter_add scatter_reduce")
 
 # Sums that are exact on integers and rewritten on floating point.
 SUMS = _names("aten", "sum prod cumsum mm bmm addmm baddbmm mv dot vdot")
@@ -124,7 +128,7 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if any(dtype.is_complex for dtype in dtypes):
         return OpClass.MOVEMENT if name in MOVEMENT else OpClass.UNSUPPORTED
-    if name in SUMS and not any(dtype.is_floating_point for dtype in dtypes):
+    if name in SUMS | SCATTERS and not any(dtype.is_floating_point for dtype in dtypes):
         return OpClass.EXACT
     if rewritten and dtypes & set(DTYPES):
         return OpClass.REWRITTEN

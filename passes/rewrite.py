@@ -3,69 +3,28 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
+import bi_inductor.passes.scatter  # noqa: F401  # registers its rules
+from bi_inductor.passes.rewriter import Rewriter, Rule, rule, rule_of
 from bi_inductor.templates.library import DTYPES
 
 aten = torch.ops.aten
 ops = torch.ops.bi_inductor
-
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
-
-# What a replacement inherits, so that errors and debuggers still find the user's line.
-INHERITED_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "from_node", "seq_nr", "custom")
-
-
-class Rewriter:
-    """Emits nodes before the node being replaced, with their fake values."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.graph: Graph = node.graph
-        self.fake_mode = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")])
-
-    def emit(self, op: Any, *args: Any) -> Node:
-        """Adds ``op(*args)`` to the graph."""
-        assert self.fake_mode is not None, f"{self.node.format_node()} has no fake value"
-        with self.graph.inserting_before(self.node), self.fake_mode:
-            new = self.graph.call_function(op, args)
-            new.meta["val"] = op(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
-        new.meta.update({key: self.node.meta[key] for key in INHERITED_META if key in self.node.meta})
-        return new
-
-    def cast(self, x: Any, dtype: torch.dtype | None) -> Any:
-        """``x`` in ``dtype``; as it is when that is None or its own."""
-        if x is None or dtype is None or x.meta["val"].dtype == dtype:
-            return x
-        return self.emit(torch.ops.prims.convert_element_type.default, x, dtype)
-
-
-def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Registers the rewriting of ``targets``. It returns the replacement (a node, or a tuple of nodes for an op of
-    several results) or None to leave the node.
-    """
-
-    def register(function: Rule) -> Rule:
-        for target in targets:
-            RULES[target] = function
-        return function
-
-    return register
 
 
 def rewrite(graph: Graph) -> list[Node]:
     """Applies the rules to every node, in place; dead results are removed. Returns the nodes that their rule left as they are."""
     declined = []
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in RULES:
+        found = rule_of(node.target) if node.op == "call_function" else None
+        if found is None:
             continue
-        replacement = RULES[node.target](Rewriter(node), *node.args, **node.kwargs)
+        replacement = found(Rewriter(node), *node.args, **node.kwargs)
         if replacement is None:
             declined.append(node)
             continue
@@ -111,10 +70,17 @@ def _dot(rewriter: Rewriter, a: Node, b: Node) -> Node | None:
     return rewriter.emit(aten.view.default, rewriter.emit(ops.matmul.default, row, column), [])
 
 
+def _in_integers(rewriter: Rewriter, x: Node, *args: Any, dtype: torch.dtype | None) -> Node | None:
+    """The sum or product of floating-point numbers that the caller wants taken as integers: exact once they are."""
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return None
+    return rewriter.emit(rewriter.node.target, rewriter.cast(x, dtype), *args, dtype=dtype)
+
+
 def _reduction(op: Any) -> Rule:
     def apply(rewriter: Rewriter, x: Node, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node | None:
         if (dtype or x.meta["val"].dtype) not in DTYPES:
-            return None
+            return _in_integers(rewriter, x, *rewriter.node.args[1:], dtype=dtype)
         dims = [dims] if isinstance(dims, int) else list(dims or [])
         return rewriter.emit(op, rewriter.cast(x, dtype), dims, keepdim)
 
@@ -178,7 +144,7 @@ def _extremum_and_index(rewriter: Rewriter, x: Node, *args: Any) -> tuple[Node, 
 @rule(aten.cumsum.default)
 def _cumsum(rewriter: Rewriter, x: Node, dim: int, *, dtype: torch.dtype | None = None) -> Node | None:
     if (dtype or x.meta["val"].dtype) not in DTYPES:
-        return None
+        return _in_integers(rewriter, x, dim, dtype=dtype)
     return rewriter.emit(ops.cumsum.default, rewriter.cast(x, dtype), dim)
 
 

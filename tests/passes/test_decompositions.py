@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bi_inductor  # noqa: F401  # defines torch.ops.bi_inductor
 from bi_inductor.passes.capture import CAPTURED
 from bi_inductor.passes.decompositions import KEPT_WHOLE, decomposition_table, native_multi_head_attention, transformer_encoder_layer
-from bi_inductor.passes.rewrite import RULES
+from bi_inductor.passes.rewriter import RULES
 
 aten = torch.ops.aten
 

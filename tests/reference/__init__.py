@@ -28,6 +28,7 @@ __all__ = [
     "matmul",
     "reduce",
     "rms_norm",
+    "scatter",
     "softmax",
 ]
 
@@ -37,6 +38,7 @@ _ACCUMULATION = {
     torch.float16: torch.float32,
     torch.float64: torch.float64,
 }
+_SCATTERS = ("set", "sum", "prod", "amax", "amin", "mean")
 _REDUCTIONS = ("sum", "mean", "prod", "var", "std")
 
 
@@ -249,6 +251,17 @@ def embedding_backward(grad: torch.Tensor, index: torch.Tensor, rows: int, paddi
     operands = (_operand(grad, accumulation), index.to(torch.int64).contiguous(), out)
     call("embedding_backward", accumulation, (*operands, index.numel(), grad.shape[-1], rows, padding_idx))
     return out.to(grad.dtype)
+
+
+def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True) -> torch.Tensor:
+    """Section 9: ``x`` with ``src`` reduced into the places along ``dim`` that ``index``, of the shape of ``src``, names."""
+    accumulation = accumulation_dtype(x.dtype)
+    dim = _wrap(dim, x.dim())
+    out = torch.empty(x.shape, dtype=accumulation)
+    operands = (_operand(x, accumulation), index.to(torch.int64).contiguous(), _operand(src, accumulation), out)
+    sizes = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]), src.shape[dim])
+    call("scatter", accumulation, (*operands, *sizes, _SCATTERS.index(reduce), int(include_self)))
+    return out.to(x.dtype)
 
 
 def _wrap(dim: int, rank: int) -> int:

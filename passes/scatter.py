@@ -1,0 +1,169 @@
+"""Rewritings of scatter, index_put with accumulation, and grouped matmuls: what mixtures of experts and gathers' backwards are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from bi_inductor.passes.rewriter import Rewriter, rule
+from bi_inductor.templates.library import DTYPES
+
+aten = torch.ops.aten
+ops = torch.ops.bi_inductor
+
+# Storing moves elements without reading them, so integers go as floating point of their size.
+CARRIERS = {8: torch.float64, 4: torch.float32, 2: torch.float16}
+
+# What scatter with `reduce` and scatter_reduce call the same reductions.
+REDUCE_NAMES = {"add": "sum", "multiply": "prod"}
+
+
+@rule(aten.scatter.src)
+def _scatter_src(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node) -> Node | None:
+    return _scatter(rewriter, x, dim, index, src, "set", True)
+
+
+@rule(aten.scatter.value)
+def _scatter_value(rewriter: Rewriter, x: Node, dim: int, index: Node, value: Any) -> Node | None:
+    return _scatter(rewriter, x, dim, index, _filled(rewriter, x, index, value), "set", True)
+
+
+@rule(aten.scatter.reduce)
+def _scatter_with_reduce(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node, *, reduce: str) -> Node | None:
+    return _scatter(rewriter, x, dim, index, src, REDUCE_NAMES[reduce], True)
+
+
+@rule(aten.scatter.value_reduce)
+def _scatter_value_with_reduce(rewriter: Rewriter, x: Node, dim: int, index: Node, value: Any, *, reduce: str) -> Node | None:
+    return _scatter(rewriter, x, dim, index, _filled(rewriter, x, index, value), REDUCE_NAMES[reduce], True)
+
+
+@rule(aten.scatter_add.default)
+def _scatter_add(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node) -> Node | None:
+    return _scatter(rewriter, x, dim, index, src, "sum", True)
+
+
+@rule(aten.scatter_reduce.two)
+def _scatter_reduce(
+    rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node | None:
+    return _scatter(rewriter, x, dim, index, src, reduce, include_self)
+
+
+def _filled(rewriter: Rewriter, x: Node, index: Node, value: Any) -> Node:
+    return rewriter.emit(aten.full_like.default, index, value, dtype=x.meta["val"].dtype)
+
+
+def _scatter(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool) -> Node | None:
+    dtype: torch.dtype = x.meta["val"].dtype
+    if dtype not in DTYPES:
+        # Reductions of integers are exact as they are; of several integers stored in one place, the last must stay.
+        return _carried(rewriter, x, dim, index, src) if reduce == "set" and not dtype.is_complex else None
+    if x.meta["val"].dim() == 0:
+        rows = (_with_a_dim(rewriter, t) for t in (x, index, src))
+        scattered = _scatter(rewriter, next(rows), 0, next(rows), next(rows), reduce, include_self)
+        return rewriter.emit(aten.squeeze.dim, scattered, 0)
+    dim %= x.meta["val"].dim()
+    for d in range(x.meta["val"].dim()):
+        src = _narrowed(rewriter, src, d, index)
+    return _scatter_into(rewriter, x, dim, index, src, reduce, include_self, [d for d in range(x.meta["val"].dim()) if d != dim])
+
+
+def _scatter_into(
+    rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool, dims: Sequence[int]
+) -> Node:
+    """An index may be shorter than ``x`` in the other dims; what lies beyond stays."""
+    for i, d in enumerate(dims):
+        part = _narrowed(rewriter, x, d, index)
+        if part is not x:
+            written = _scatter_into(rewriter, part, dim, index, src, reduce, include_self, dims[i + 1 :])
+            return rewriter.emit(aten.slice_scatter.default, x, written, d, 0, rewriter.size(index, d))
+    return rewriter.emit(ops.scatter.default, x, dim, index, src, reduce, include_self)
+
+
+def _narrowed(rewriter: Rewriter, x: Node, d: int, index: Node) -> Node:
+    """The part of ``x`` along ``d`` that ``index`` covers; ``x`` itself when that is all of it."""
+    if statically_known_true(x.meta["val"].shape[d] == index.meta["val"].shape[d]):
+        return x
+    return rewriter.emit(aten.slice.Tensor, x, d, 0, rewriter.size(index, d))
+
+
+def _with_a_dim(rewriter: Rewriter, x: Node) -> Node:
+    return x if x.meta["val"].dim() else rewriter.emit(aten.unsqueeze.default, x, 0)
+
+
+def _carried(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node) -> Node | None:
+    """Stores integers or booleans through the kernel for floating point of the same size."""
+    dtype: torch.dtype = x.meta["val"].dtype
+    wide = torch.int32 if dtype.itemsize == 1 else dtype
+    carrier = CARRIERS[wide.itemsize]
+    x, src = (rewriter.emit(aten.view.dtype, rewriter.cast(t, wide), carrier) for t in (x, src))
+    stored = _scatter(rewriter, x, dim, index, src, "set", True)
+    return None if stored is None else rewriter.cast(rewriter.emit(aten.view.dtype, stored, wide), dtype)
+
+
+@rule(aten.index_put.default)
+def _index_put(rewriter: Rewriter, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False) -> Node | None:
+    """Adding at indices of neighbouring dims: those become one dim, and the index a linear one."""
+    value = x.meta["val"]
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    of_integers = all(not index.meta["val"].dtype.is_floating_point and index.meta["val"].dtype != torch.bool for index in given)
+    if not accumulate or value.dtype not in DTYPES or not of_integers or not dims or dims != list(range(dims[0], dims[-1] + 1)):
+        return None
+    linear = None
+    for d, index in zip(dims, given, strict=True):
+        size = rewriter.size(x, d)
+        index = rewriter.cast(index, torch.int64)
+        wrapped = rewriter.emit(
+            aten.where.self, rewriter.emit(aten.lt.Scalar, index, 0), rewriter.emit(aten.add.Tensor, index, size), index
+        )
+        linear = wrapped if linear is None else rewriter.emit(aten.add.Tensor, rewriter.emit(aten.mul.Tensor, linear, size), wrapped)
+    assert linear is not None
+    before, after = rewriter.sizes(x)[: dims[0]], rewriter.sizes(x)[dims[-1] + 1 :]
+    places, count = rewriter.sizes(linear), _product(linear.meta["val"].shape)
+    spread = rewriter.emit(aten.expand.default, rewriter.cast(values, value.dtype), [*before, *places, *after])
+    src = rewriter.emit(aten.reshape.default, spread, [*before, count, *after])
+    rows = rewriter.emit(aten.reshape.default, x, [*before, _product(value.shape[dims[0] : dims[-1] + 1]), *after])
+    index = rewriter.emit(aten.reshape.default, linear, [count])
+    added = rewriter.emit(ops.scatter.default, rows, dims[0], index, src, "sum", True)
+    return rewriter.emit(aten.reshape.default, added, rewriter.sizes(x))
+
+
+def _product(sizes: Sequence[Any]) -> int:
+    """The number of elements as reshape takes it: -1 when a size is symbolic."""
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
+
+
+@rule(aten._grouped_mm.default)
+def _grouped_mm(
+    rewriter: Rewriter, a: Node, b: Node, offs: Node | None = None, bias: Node | None = None, out_dtype: torch.dtype | None = None
+) -> Node | None:
+    if bias is not None or a.meta["val"].dtype not in DTYPES:
+        return None
+    both_grouped = a.meta["val"].dim() == b.meta["val"].dim() == 3
+    if both_grouped == (offs is not None):
+        return None
+    product = rewriter.emit(ops.matmul.default, a, b) if offs is None else rewriter.emit(ops.grouped_matmul.default, a, b, offs)
+    result: Node = rewriter.cast(product, out_dtype)
+    return result
+
+
+# Ops that transformers (checked in 5.24) brings for mixtures of experts where torch has no kernel.
+@rule("transformers::grouped_mm_fallback")
+def _transformers_grouped_mm(rewriter: Rewriter, rows: Node, weight: Node, offs: Node) -> Node | None:
+    product: Node | None = _grouped_mm(rewriter, rows, weight, offs)
+    return product
+
+
+@rule("transformers::grouped_mm_fallback_backward")
+def _transformers_grouped_mm_backward(rewriter: Rewriter, rows: Node, weight: Node, offs: Node, grad: Node) -> tuple[Any, ...] | None:
+    transposed = rewriter.emit(aten.permute.default, weight, [0, 2, 1])
+    columns = rewriter.emit(aten.permute.default, rows, [1, 0])
+    grads = _grouped_mm(rewriter, grad, transposed, offs), _grouped_mm(rewriter, columns, grad, offs)
+    return None if None in grads else grads

@@ -1,0 +1,19 @@
+"""Lowering of the grouped matmul. Numerics: those of matmul, one group at a time (docs/numerics.md section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import register_lowering, to_dtype
+
+from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.grouped_matmul.kernel import KERNEL, arguments
+
+
+@register_lowering(torch.ops.bi_inductor.grouped_matmul.default, type_promotion_kind=None)
+def grouped_matmul(a: TensorBox, b: TensorBox, ends: TensorBox) -> TensorBox:
+    """The matmul of each group of rows, columns or terms."""
+    groups = ends.get_size() if len(a.get_size()) == len(b.get_size()) else []
+    size = [*groups, a.get_size()[-2], b.get_size()[-1]]
+    inputs = {"ends": contiguous(to_dtype(ends, torch.int64)), "a": a, "b": b}
+    return lower(KERNEL, a.get_dtype(), inputs, size, lambda t, out: arguments(t["a"], t["b"], t["ends"], out))
