@@ -5,6 +5,7 @@ The statistics that autograd saves are operators of their own: an inference grap
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -184,12 +185,14 @@ def _group_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     groups = ctx.normalized_dims
     wide_dtype = accumulation_dtype(x.dtype)
-    batch, channels = x.shape[0], x.shape[1]
+    # Every size spelled out: -1 has no meaning for a batch of none.
+    by_channel = [x.shape[0], x.shape[1], math.prod(x.shape[2:])]
+    by_group = [x.shape[0], groups, x.shape[1] // groups * by_channel[2]]
     mean, rstd = (part.unsqueeze(-1) for part in ops.group_norm_statistics(x, groups, ctx.eps).unbind(0))
-    normalized = ((x.to(wide_dtype).reshape(batch, groups, -1) - mean) * rstd).reshape(batch, channels, -1)
-    wide = grad.to(wide_dtype).reshape(batch, channels, -1)
-    scaled = (wide if weight is None else wide * weight.to(wide_dtype).reshape(1, -1, 1)).reshape(batch, groups, -1)
-    rows = normalized.reshape(batch, groups, -1)
+    normalized = ((x.to(wide_dtype).reshape(by_group) - mean) * rstd).reshape(by_channel)
+    wide = grad.to(wide_dtype).reshape(by_channel)
+    scaled = (wide if weight is None else wide * weight.to(wide_dtype).reshape(1, -1, 1)).reshape(by_group)
+    rows = normalized.reshape(by_group)
     inner = scaled - ops.mean(scaled, [2], True) - rows * ops.mean(scaled * rows, [2], True)
     grad_x = (inner * rstd).reshape(x.shape).to(x.dtype)
     grad_weight = grad_bias = None

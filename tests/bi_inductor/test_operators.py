@@ -1,0 +1,129 @@
+"""``torch.ops.bi_inductor.*`` as torch.library sees them: schema, fake, autograd and tracing, in every dtype and layout; and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+import bi_inductor  # noqa: F401  # defines the operators
+from tests.templates.rows import DTYPES, randn
+
+ops = torch.ops.bi_inductor
+Arguments = tuple[Any, ...]
+
+# In gradients of their callers only; they have no gradient of their own.
+WITHOUT_GRADIENT = {"attention_lse", "embedding_backward", "group_norm_statistics", "layer_norm_statistics", "rms_norm_statistics"}
+
+
+def attention_calls(q: Tensor, k: Tensor, v: Tensor) -> list[Arguments]:
+    length, keys = q.shape[2], k.shape[2]
+    boolean = torch.ones(length, keys, dtype=torch.bool).tril()
+    additive = randn(q.shape[0], 1, length, keys, dtype=q.dtype, seed=7)
+    return [(q, k, v), (q, k, v, None, True), (q, k, v, boolean, False, 0.5), (q, k, v, additive)]
+
+
+def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
+    """Arguments of an operator: each of its forms, and an empty tensor."""
+
+    def t(*shape: int, seed: int = 0) -> Tensor:
+        return randn(*shape, dtype=dtype, seed=seed)
+
+    if name == "matmul":
+        a, b, bias = t(3, 4), t(4, 5, seed=1), t(5, seed=2)
+        return [
+            (a, b),
+            (a, b, bias),
+            (a, b, bias, 0.5, 2.0),
+            (a, b, t(3, 1, seed=2), 1.0, 0.0),
+            (t(2, 3, 4), t(2, 4, 5, seed=1), t(2, 1, 5, seed=2)),
+            (t(0, 4), b, bias),
+            (t(3, 0), t(0, 5), bias),
+            (t(0, 3, 4), t(0, 4, 5)),
+        ]
+    if name in ("sum", "mean", "prod"):
+        return [(t(3, 4, 5), [1]), (t(3, 4), [], True), (t(3, 4, 5), [-1, 0], True), (t(), []), (t(0, 4), [1]), (t(3, 0), [1])]
+    if name in ("var", "std"):
+        return [(t(3, 4, 5), [1]), (t(3, 4), [], True, 0.0), (t(3, 4, 5), [0, 2], False, 2.0), (t(0, 4), [1])]
+    if name in ("cumsum", "softmax", "log_softmax"):
+        return [(t(3, 4, 5), 1), (t(3, 4), -1), (t(), 0), (t(0, 4), 1), (t(3, 0), 1)]
+    if name in ("layer_norm", "rms_norm"):
+        affine = 2 if name == "layer_norm" else 1
+        weights = [t(4, 5, seed=1), t(4, 5, seed=2)][:affine]
+        none = [None] * affine
+        return [
+            (t(3, 4, 5), 2, *weights, 1e-5),
+            (t(3, 5), 1, *none, 1e-5),
+            (t(5), 1, *none, 1e-5),
+            (t(0, 4, 5), 2, *weights, 1e-5),
+        ]
+    if name in ("layer_norm_statistics", "rms_norm_statistics"):
+        return [(t(3, 4, 5), 2, 1e-5), (t(5), 1, 1e-5), (t(0, 5), 1, 1e-5)]
+    if name == "group_norm":
+        return [
+            (t(2, 6, 5), 3, t(6, seed=1), t(6, seed=2), 1e-5),
+            (t(2, 6), 2, None, None, 1e-5),
+            (t(0, 6, 5), 3, t(6, seed=1), t(6, seed=2), 1e-5),
+        ]
+    if name == "group_norm_statistics":
+        return [(t(2, 6, 5), 3, 1e-5), (t(0, 6, 5), 3, 1e-5)]
+    if name in ("attention", "attention_lse"):
+        several = attention_calls(t(2, 2, 2, 3), t(2, 1, 3, 3, seed=1), t(2, 1, 3, 3, seed=2))
+        narrow = [(t(1, 2, 3, 4), t(1, 2, 4, 4, seed=1), t(1, 2, 4, 2, seed=2))]
+        empty = [(t(0, 4, 3, 8), t(0, 2, 5, 8), t(0, 2, 5, 8)), (t(1, 2, 3, 8), t(1, 2, 0, 8), t(1, 2, 0, 8))]
+        found: list[Arguments] = [*several, *narrow, *empty]
+        return [(q, k, *rest) for q, k, _, *rest in found] if name == "attention_lse" else found
+    assert name == "embedding_backward", f"no calls for {name}"
+    index = torch.tensor([[1, 0, 3], [1, 2, 2]])
+    return [(t(2, 3, 4), index, 5), (t(2, 3, 4), index.int(), 5, 1), (t(0, 4), index[:0, 0], 5), (t(2, 3, 0), index, 5)]
+
+
+NAMES = sorted(name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("bi_inductor::"))
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": Tensor.clone,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() else x,
+    "strided": lambda x: torch.cat([x, x, x], -1)[..., 1::3] if x.dim() and x.shape[-1] else x,
+    "broadcast": lambda x: x[:1].expand(x.shape) if x.dim() > 1 and len(x) else x,
+}
+
+
+def laid_out(arguments: Arguments, layout: str, requires_grad: bool) -> Arguments:
+    """The arguments with every tensor in another layout; a strided one has its own values."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        x = LAYOUTS[layout](x)
+        return x.detach().requires_grad_() if requires_grad and x.is_floating_point() else x
+
+    return tuple(one(x) for x in arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str, dtype: torch.dtype) -> None:
+    op = getattr(ops, name).default
+    found = calls(name, dtype)
+    for arguments in found:
+        for layout in LAYOUTS if dtype == torch.float32 else ("contiguous", "transposed"):
+            opcheck(op, laid_out(arguments, layout, False), test_utils=("test_schema", "test_faketensor"))
+    # Tracing forward and backward takes a second: all forms in one dtype, the first in the others.
+    for arguments in found if dtype == torch.float32 else found[:1]:
+        # opcheck compares results as if NaN differed from itself.
+        if not op(*arguments).isnan().any():
+            opcheck(op, laid_out(arguments, "transposed", name not in WITHOUT_GRADIENT))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_GRADIENT))
+def test_gradients(name: str) -> None:
+    op = getattr(ops, name).default
+    for arguments in calls(name, torch.float64):
+        for layout in ("contiguous", "transposed"):
+            given = laid_out(arguments, layout, True)
+            if op(*given).isfinite().all():
+                assert torch.autograd.gradcheck(op, given)
