@@ -25,14 +25,25 @@ def define(
         schema: name, arguments and results, as ``torch.library`` takes it.
         cpu: eager implementation; gives the bits of the compiled graph.
         fake: shape, dtype and strides of the result.
-        backward, setup_context: as ``torch.library.register_autograd``; None for an operator without gradient.
+        backward, setup_context: as ``torch.library.register_autograd``; without a ``backward`` going back through the operator raises
+            NotImplementedError.
     """
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     name = f"bi_inductor::{schema.split('(')[0]}"
     LIBRARY.impl(name, cpu, "CPU")
     torch.library.register_fake(name, fake, lib=LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
+    torch.library.register_autograd(name, backward or _no_gradient(name), setup_context=setup_context, lib=LIBRARY)
+
+
+def _no_gradient(name: str) -> Callable[..., Any]:
+    """A backward that refuses. Without one torch would warn and take the result for a constant."""
+
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        raise NotImplementedError(
+            f"{name} has no gradient: it is part of the backward of another operator, which cannot be differentiated a second time"
+        )
+
+    return backward
 
 
 def check_dtypes(name: str, tensors: dict[str, torch.Tensor | None]) -> torch.dtype:

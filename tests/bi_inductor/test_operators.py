@@ -127,3 +127,19 @@ def test_gradients(name: str) -> None:
             given = laid_out(arguments, layout, True)
             if op(*given).isfinite().all():
                 assert torch.autograd.gradcheck(op, given)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_GRADIENT))
+def test_a_statistic_is_no_constant(name: str) -> None:
+    """torch lets gradients end at an operator that defines none, with a warning: a second derivative would be wrong."""
+    out = getattr(ops, name)(*laid_out(calls(name, torch.float32)[0], "contiguous", True))
+    with pytest.raises(NotImplementedError, match=f"bi_inductor::{name} has no gradient"):
+        out.sum().backward()
+
+
+def test_second_derivatives_are_right_or_refused() -> None:
+    x = randn(3, 4, dtype=torch.float64)
+    for fn in (lambda x: ops.softmax(x, 1).square(), lambda x: ops.matmul(x, x.mT).sin(), lambda x: ops.sum(x, [0]).square()):
+        assert torch.autograd.gradgradcheck(fn, x.clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match="layer_norm_statistics has no gradient"):
+        torch.autograd.gradgradcheck(lambda x: ops.layer_norm(x, 1, None, None, 1e-5), x.clone().requires_grad_())
