@@ -52,7 +52,7 @@ MOVEMENT = (
         "aten",
         """
         _unsafe_index _unsafe_view alias arange as_strided as_strided_scatter cat clone constant_pad_nd copy copy_ detach diagonal
-        diagonal_copy embedding empty empty_like empty_strided expand expand_copy eye fill flip full full_like gather index
+        diagonal_copy diagonal_scatter embedding empty empty_like empty_strided expand expand_copy eye fill flip full full_like gather index
         index_select lift_fresh_copy linspace masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones
         ones_like permute repeat repeat_interleave reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d reshape
         resolve_conj resolve_neg roll scalar_tensor select select_scatter slice slice_scatter split split_with_sizes squeeze stack
@@ -61,7 +61,7 @@ MOVEMENT = (
         _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
-    | _names("prims", "broadcast_in_dim rev iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
+    | _names("prims", "broadcast_in_dim iota device_put empty_strided rev view_of inductor_force_stride_order scalar_tensor")
     | _names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 

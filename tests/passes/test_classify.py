@@ -450,6 +450,37 @@ def test_storing_at_indices_moves_data_and_adding_there_is_a_sum(accumulate, dty
     assert found is expected
 
 
+MOVES = {
+    "flip": lambda x: x.flip(1),
+    "rot90": lambda x: x.rot90(1, (1, 2)),
+    "roll": lambda x: x.roll(2, 1),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "tril": lambda x: x.tril(),
+    "unbind": lambda x: x.unbind(1)[1],
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "stack": lambda x: torch.stack([x, x], 1),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2)),
+    "circular pad": lambda x: torch.nn.functional.pad(x, (1, 1), mode="circular"),
+    "repeat": lambda x: x.repeat(1, 2, 1),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+    "pixel_shuffle": lambda x: torch.nn.functional.pixel_shuffle(x.unsqueeze(2), 2),
+    "select_scatter": lambda x: x.select_scatter(x[:, 0], 1, 2),
+    "slice_scatter": lambda x: x.slice_scatter(x[:, :2], 1, 1, 3),
+    "diagonal_scatter": lambda x: x.diagonal_scatter(x[:, 0], 0, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moving_data_passes_forward_and_backward(name):
+    def move(x):
+        out = MOVES[name](x)
+        return out, torch.autograd.grad(out, x, torch.ones_like(out))[0]
+
+    graph = make_fx(move, decomposition_table=decomposition_table("test"), tracing_mode="fake")(torch.randn(3, 4, 4).requires_grad_()).graph
+    found = {str(node.target): class_of(node) for node in graph.nodes if node.op == "call_function"}
+    assert {op: c for op, c in found.items() if c not in (OpClass.MOVEMENT, OpClass.ELEMENTWISE, OpClass.REWRITTEN)} == {}
+
+
 def test_index_copy_keeps_rows():
     def write(cache, index, rows):
         return cache.index_copy(1, index, rows)
