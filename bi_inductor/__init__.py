@@ -14,6 +14,7 @@ from bi_inductor.errors import (
     UnsupportedOpError,
     UnsupportedVersionError,
 )
+from bi_inductor.explain import explain
 from bi_inductor.options import Options
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "UnsupportedVersionError",
     "batch_invariant",
     "check",
+    "explain",
 ]
 __version__ = "0.1.0"

@@ -56,11 +56,25 @@ def batch_invariant(
         UnsupportedVersionError: torch is not one of the versions the tests were run on.
         CompilerError: no C++ compiler.
     """
-    with _errors_for_users(sys._getframe()):
-        return _compile(gm, example_inputs, mode, options)
+    with errors_for_users(sys._getframe()):
+        return compile_graph(gm, example_inputs, mode=mode, options=options)
 
 
-def _compile(gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None) -> Callable[..., Any]:
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    inner_compile: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """What ``batch_invariant`` does, its errors as they were raised.
+
+    Args:
+        gm, example_inputs, mode, options: as there.
+        inner_compile: called for each forward and backward graph in the place of Inductor's ``compile_fx_inner``, with its arguments and
+            with every pin in force; a report that generates no code gives one.
+    """
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
 
@@ -74,18 +88,20 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, o
     version = source_hash()
     patches["post_grad_custom_pre_pass"] = PostGradPass(own, version)
 
+    compile_one: Callable[..., Any] = compile_fx_inner if inner_compile is None else inner_compile
+
     @functools.wraps(compile_fx_inner)
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+    def pinned_inner_compile(*args: Any, **kwargs: Any) -> Any:
         # A backward may be compiled at its first call, outside of batch_invariant().
-        with _errors_for_users(), _pinned():
+        with errors_for_users(), _pinned():
             check_pins_in_force()
-            return compile_fx_inner(*args, **kwargs)
+            return compile_one(*args, **kwargs)
 
     with _pinned():
         compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]  # its other results are AOTInductor's
             gm,
             example_inputs,
-            inner_compile=inner_compile,
+            inner_compile=pinned_inner_compile,
             config_patches=patches,
             decompositions=decomposition_table(version),
         )
@@ -93,7 +109,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], mode: str | None, o
 
 
 @contextlib.contextmanager
-def _errors_for_users(caller: FrameType | None = None) -> Iterator[None]:
+def errors_for_users(caller: FrameType | None = None) -> Iterator[None]:
     """Errors of ours reach the caller of the compiled function as they are; Dynamo drops the frames above ``caller`` from the traceback."""
     try:
         yield

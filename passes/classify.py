@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +52,18 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
     Warns:
         OpaqueOpWarning: a custom op otherwise, once for each source line.
     """
-    classes = {node: op_class for node in graph.nodes if (op_class := class_of(node)) is not None}
+    classes = classes_of(graph)
+    require_allowed(classes, options)
+    return classes
+
+
+def classes_of(graph: Graph) -> dict[Node, OpClass]:
+    """The class of every call in the graph, whatever the options let through."""
+    return {node: op_class for node in graph.nodes if (op_class := class_of(node)) is not None}
+
+
+def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> None:
+    """Raises and warns as ``classify_graph`` says."""
     require_supported([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], options)
     for node, op_class in classes.items():
         if op_class is OpClass.OPAQUE and op_name(called_op(node)) not in options.allow:
@@ -59,12 +71,11 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
             if options.strict:
                 raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)
-    return classes
 
 
 def require_supported(unsupported: list[Node], options: Options) -> None:
     """Raises UnsupportedOpError naming every one of the nodes that ``allow`` does not let through."""
-    refused = [node for node in unsupported if op_name(called_op(node)) not in options.allow]
+    refused = refused_nodes(unsupported, options)
     if refused:
         raise UnsupportedOpError(
             "these ops may give a sample other bits in another batch, and have no batch-invariant template:\n"
@@ -72,6 +83,11 @@ def require_supported(unsupported: list[Node], options: Options) -> None:
             + "\nRewrite them, keep them out of the compiled region (torch.compiler.disable), or let them through as they are with "
             f"options={{'allow': {tuple(sorted({op_name(called_op(node)) for node in refused}))}}} (their results may then vary)."
         )
+
+
+def refused_nodes(unsupported: Sequence[Node], options: Options) -> list[Node]:
+    """Those of the nodes that ``allow`` does not let through."""
+    return [node for node in unsupported if op_name(called_op(node)) not in options.allow]
 
 
 def describe(node: Node) -> str:

@@ -6,7 +6,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from bi_inductor.options import Options
-from bi_inductor.passes.classify import classify_graph, require_supported
+from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_supported
+from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
 from bi_inductor.pointwise import round_low_precision
@@ -26,10 +27,23 @@ class PostGradPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError."""
-        classes = classify_graph(graph, self.options)
+        observers = Announcer()
+        observers.stage("captured", graph)
+        classes = classes_of(graph)
+        observers.classified(classes)
+        if observers.tolerant:
+            observers.refused(refused_nodes([node for node, kind in classes.items() if kind is OpClass.UNSUPPORTED], self.options))
+        else:
+            require_allowed(classes, self.options)
         round_low_precision(graph)
-        declined = rewrite(graph)
-        require_supported([node for node in declined if classes[node] is OpClass.REWRITTEN], self.options)
+        observers.stage("round_low_precision", graph)
+        declined = rewrite(graph, observers.replaced)
+        without_template = [node for node in declined if classes[node] is OpClass.REWRITTEN]
+        if observers.tolerant:
+            observers.refused(refused_nodes(without_template, self.options))
+        else:
+            require_supported(without_template, self.options)
+        observers.stage("rewrite", graph)
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,23 @@ aten = torch.ops.aten
 ops = torch.ops.bi_inductor
 
 
-def rewrite(graph: Graph) -> list[Node]:
-    """Applies the rules to every node, in place; dead results are removed. Returns the nodes that their rule left as they are."""
+def rewrite(graph: Graph, on_replaced: Callable[[Node, Sequence[Node]], None] | None = None) -> list[Node]:
+    """Applies the rules to every node, in place; dead results are removed. Returns the nodes that their rule left as they are.
+
+    ``on_replaced`` is told each node and what its rule wrote for it, before the node goes.
+    """
     declined = []
     for node in list(graph.nodes):
         found = rule_of(node.target) if node.op == "call_function" else None
         if found is None:
             continue
-        replacement = found(Rewriter(node), *node.args, **node.kwargs)
+        rewriter = Rewriter(node)
+        replacement = found(rewriter, *node.args, **node.kwargs)
         if replacement is None:
             declined.append(node)
             continue
+        if on_replaced is not None:
+            on_replaced(node, rewriter.emitted)
         if isinstance(replacement, tuple):
             for user in list(node.users):
                 user.replace_all_uses_with(replacement[user.args[1]])

@@ -24,6 +24,7 @@ class Rewriter:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.graph: Graph = node.graph
+        self.emitted: list[Node] = []
         self.fake_mode = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")])
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
@@ -33,6 +34,7 @@ class Rewriter:
             new = self.graph.call_function(op, args, kwargs)
             new.meta["val"] = op(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
         new.meta.update({key: self.node.meta[key] for key in INHERITED_META if key in self.node.meta})
+        self.emitted.append(new)
         return new
 
     def cast(self, x: Any, dtype: torch.dtype | None) -> Any:

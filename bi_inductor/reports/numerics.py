@@ -1,0 +1,66 @@
+"""The numerics of each operator of bi_inductor in a few words, with the section of docs/numerics.md that defines it.
+
+The quotes are in that page word for word; a test compares. They stand here too because an installed package has no docs folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+MATMUL_LANES, SUM_LANES = 16, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """How one operator's elements are defined.
+
+    Attributes:
+        section: number of the section of docs/numerics.md.
+        quote: the words there that matter most.
+        kernel: the kernel of the template library that computes it.
+        lanes: number of lanes of its sums, by what is summed.
+    """
+
+    section: int
+    quote: str
+    kernel: str
+    lanes: tuple[tuple[str, int], ...] = ()
+
+
+_LAYER_NORM = "`rstd = fl(1 / sqrt(fl(fl(q/n) + eps)))`; `y = fl(d * rstd)`"
+_ATTENTION = "Masked keys are skipped: whatever they hold (NaN, inf) reaches nothing."
+_SUM = (("terms", SUM_LANES),)
+
+NUMERICS: dict[str, Numerics] = {
+    "matmul": Numerics(
+        3, "`acc = ` lane sum, `L = 16`, of `a[m,k]*b[k,n]` over `k` (fma chains).", "matmul", (("products", MATMUL_LANES),)
+    ),
+    "sum": Numerics(4, "`round(S(x))`", "reduce", _SUM),
+    "mean": Numerics(4, "`round(fl(S(x) / n))`", "reduce", _SUM),
+    "prod": Numerics(4, "lanes and fold as in section 2 with `*` for `+`, lanes starting at 1, no step 3; rounded", "reduce", _SUM),
+    "var": Numerics(4, "`m = fl(S(x)/n)`; `d = fl(x - m)`; `q` = lane sum of the products `d*d` (fma chains)", "reduce", _SUM),
+    "std": Numerics(4, "`round(sqrt(v))`, `v` the unrounded `var`", "reduce", _SUM),
+    "cumsum": Numerics(4, "one chain in index order: `c = +0`; `c = fl(c + x[i])`; `out[i] = round(c)`; `c` stays unrounded", "cumsum"),
+    "softmax": Numerics(6, "`softmax[i] = round(fl(e[i] / s))`", "softmax", (("denominator", SUM_LANES),)),
+    "log_softmax": Numerics(6, "`log_softmax[i] = round(fl(fl(x[i] - m) - log(s)))`", "softmax", (("denominator", SUM_LANES),)),
+    "layer_norm": Numerics(7, _LAYER_NORM, "norm", _SUM),
+    "layer_norm_statistics": Numerics(7, "Statistics are `m` and `rstd` in the accumulation type", "norm", _SUM),
+    "rms_norm": Numerics(7, "`rms_norm`: `q` = lane sum of products `x*x`", "norm", _SUM),
+    "rms_norm_statistics": Numerics(7, "`rms_norm`: `q` = lane sum of products `x*x`", "norm", _SUM),
+    "group_norm": Numerics(7, "`m`, `q`, `rstd` as in layer_norm over the group in row-major order", "group_norm", _SUM),
+    "group_norm_statistics": Numerics(7, "`m`, `q`, `rstd` as in layer_norm over the group in row-major order", "group_norm", _SUM),
+    "attention": Numerics(
+        8, _ATTENTION, "attention", (("scores", MATMUL_LANES), ("weighted values", MATMUL_LANES), ("denominator", SUM_LANES))
+    ),
+    "attention_lse": Numerics(
+        8, "The saved statistic is `lse = fl(m + log(z))`", "attention", (("scores", MATMUL_LANES), ("denominator", SUM_LANES))
+    ),
+    "embedding_backward": Numerics(
+        9,
+        "one chain over the positions `i` with `index[i] == v`, `i` ascending, `c = fl(c + grad[i, j])` from `+0`; rounded once",
+        "embedding_backward",
+    ),
+}
+
+# What holds for a whole class of nodes.
+POINTWISE = Numerics(10, "each op rounds to its own dtype as eager does, no contraction, signed zeros kept", "")
