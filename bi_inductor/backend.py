@@ -89,6 +89,11 @@ def compile_graph(
     patches["post_grad_custom_pre_pass"] = PostGradPass(own, version)
 
     compile_one: Callable[..., Any] = compile_fx_inner if inner_compile is None else inner_compile
+    if inner_compile is None:
+        from bi_inductor.reports.trace import is_wanted, traced
+
+        if is_wanted(own):
+            compile_one = traced(compile_fx_inner, gm, own)
 
     @functools.wraps(compile_fx_inner)
     def pinned_inner_compile(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +102,7 @@ def compile_graph(
             check_pins_in_force()
             return compile_one(*args, **kwargs)
 
-    with _pinned():
+    with _pinned(), caches_bypassed(bool(own.trace), patches):
         compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]  # its other results are AOTInductor's
             gm,
             example_inputs,
@@ -123,6 +128,22 @@ def errors_for_users(caller: FrameType | None = None) -> Iterator[None]:
     else:
         return
     raise known
+
+
+@contextlib.contextmanager
+def caches_bypassed(bypassed: bool, patches: dict[str, Any]) -> Iterator[None]:
+    """Compiled graphs are neither looked up nor kept, so that every pass runs; libraries of kernels are used as ever.
+
+    What has to hold also where a backward is compiled later goes into ``patches``, the settings of compile_fx.
+    """
+    from torch._functorch import config as functorch_config
+
+    if not bypassed:
+        yield
+        return
+    patches.update(fx_graph_cache=False, fx_graph_remote_cache=False)
+    with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        yield
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from bi_inductor.errors import OptionError
@@ -20,10 +20,13 @@ class Options:
         strict: a custom op whose numerics are unknown, or an op that mixes samples, is an error instead of a warning.
         allow: names of ops ("aten._embedding_bag", "mylib.op") that pass as they are: unsupported ones without an error, custom ones
             without a warning.
+        trace: a folder into which every compile writes its graphs, their differences, the generated code and a report, each into a
+            folder of its own; "" for none. Caches of compiled graphs are then not used: a cached compile has nothing to write.
     """
 
     strict: bool = False
     allow: tuple[str, ...] = ()
+    trace: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
@@ -50,7 +53,10 @@ class Options:
                 raise OptionError(f"option 'strict' must be True or False; given {value!r}")
             if name == "allow" and not _is_sequence_of_names(value):
                 raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")
-        checked: dict[str, Any] = {name: tuple(sorted(value)) if name == "allow" else value for name, value in values.items()}
+            if name == "trace" and not isinstance(value, (str, os.PathLike)):
+                raise OptionError(f"option 'trace' must be the path of a folder; given {value!r}")
+        convert: dict[str, Callable[[Any], Any]] = {"allow": lambda names: tuple(sorted(names)), "trace": os.fspath}
+        checked: dict[str, Any] = {name: convert.get(name, lambda value: value)(value) for name, value in values.items()}
         return dataclasses.replace(self, **checked)
 
 
@@ -61,6 +67,8 @@ def _is_sequence_of_names(value: Any) -> bool:
 def _parse(variable: str, field: str, text: str) -> Any:
     if field == "allow":
         return tuple(sorted(name.strip() for name in text.split(",") if name.strip()))
+    if field == "trace":
+        return text
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:

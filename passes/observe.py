@@ -20,7 +20,7 @@ class Observer:
     """What the post-grad pass tells; a report overrides what it wants to know. Graphs and nodes are only to be read.
 
     Attributes:
-        tolerant: the pass reports what it does not support through ``refused`` instead of raising.
+        tolerant: the pass goes on where it would raise for an op that it does not support.
     """
 
     tolerant = False
@@ -35,7 +35,7 @@ class Observer:
         """The rule of ``node`` wrote ``replacement``, the nodes in order; ``node`` is erased afterwards."""
 
     def refused(self, nodes: Sequence[Node]) -> None:
-        """Nodes for which the pass would have raised."""
+        """Nodes for which the pass raises after this, or would if no observer were tolerant."""
 
 
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("bi_inductor_observers", default=())

@@ -31,17 +31,15 @@ class PostGradPass(CustomGraphPass):
         observers.stage("captured", graph)
         classes = classes_of(graph)
         observers.classified(classes)
-        if observers.tolerant:
-            observers.refused(refused_nodes([node for node, kind in classes.items() if kind is OpClass.UNSUPPORTED], self.options))
-        else:
+        observers.refused(refused_nodes([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], self.options))
+        if not observers.tolerant:
             require_allowed(classes, self.options)
         round_low_precision(graph)
         observers.stage("round_low_precision", graph)
         declined = rewrite(graph, observers.replaced)
         without_template = [node for node in declined if classes[node] is OpClass.REWRITTEN]
-        if observers.tolerant:
-            observers.refused(refused_nodes(without_template, self.options))
-        else:
+        observers.refused(refused_nodes(without_template, self.options))
+        if not observers.tolerant:
             require_supported(without_template, self.options)
         observers.stage("rewrite", graph)
 

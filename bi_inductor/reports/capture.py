@@ -180,11 +180,9 @@ def _compiled_graphs(
     gm: GraphModule, example_inputs: Sequence[Any], backend: str, options: dict[str, Any], name: str, dynamo: GraphRecord
 ) -> list[CapturedGraph]:
     """The forward and, where there is one, the backward that AOTAutograd makes of a Dynamo graph, bodies of higher-order ops first."""
-    # Its patch() is added to the module when it is installed as a configuration, where mypy does not see it.
-    compiler_config: Any = torch.compiler.config
     from torch._inductor.compile_fx import _recursive_post_grad_passes, compile_fx
 
-    from bi_inductor.backend import compile_graph, split_options
+    from bi_inductor.backend import caches_bypassed, compile_graph, split_options
 
     own = split_options(None, options)[0] if backend == "batch_invariant" else None
     graphs: list[CapturedGraph] = []
@@ -201,7 +199,7 @@ def _compiled_graphs(
         graphs.extend(recorder.captured(f"{name} {kind}", None if backward else dynamo))
         return _not_run
 
-    with warnings.catch_warnings(), compiler_config.patch(force_disable_caches=True):
+    with warnings.catch_warnings(), caches_bypassed(True, options):
         warnings.simplefilter("ignore")
         if own is None:
             compile_fx(gm, list(example_inputs), inner_compile=inner_compile, config_patches=options)
@@ -251,6 +249,9 @@ class Recorder(Observer):
     def finish(self) -> None:
         """Records what Inductor's own passes left, once they have run."""
         for recording in self._graphs:
+            # A compile that was refused on the way has no such stage.
+            if recording.stages[-1][0] in ("captured", "round_low_precision") and self.options is not None:
+                continue
             recording.stages.append(
                 ("inductor", record_graph("inductor", recording.graph, None if self.options is None else self._describe))
             )

@@ -1,5 +1,7 @@
 """Options: ours, the environment's, torch.compile's modes, and Inductor's, which pass through unless they undo a pin."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
@@ -14,8 +16,8 @@ def compiled(**arguments):
 
 
 def test_defaults():
-    assert Options() == Options(strict=False, allow=())
-    assert OPTION_NAMES == ("strict", "allow")
+    assert Options() == Options(strict=False, allow=(), trace="")
+    assert OPTION_NAMES == ("strict", "allow", "trace")
 
 
 def test_ours_and_those_of_inductor_are_told_apart():
@@ -44,6 +46,11 @@ def test_names_from_the_environment():
     assert Options.from_environment({"BI_INDUCTOR_ALLOW": ""}).allow == ()
 
 
+def test_the_path_of_a_folder():
+    assert Options.from_environment({"BI_INDUCTOR_TRACE": "/some/folder"}).trace == "/some/folder"
+    assert Options().updated({"trace": Path("some") / "folder"}).trace == "some/folder"
+
+
 def test_an_argument_overrides_the_environment(monkeypatch):
     monkeypatch.setenv("BI_INDUCTOR_STRICT", "1")
     monkeypatch.setenv("BI_INDUCTOR_ALLOW", "mylib.op")
@@ -55,7 +62,11 @@ def test_an_argument_overrides_the_environment(monkeypatch):
     ("variable", "text", "message"),
     [
         ("BI_INDUCTOR_STRICT", "maybe", r"BI_INDUCTOR_STRICT must be one of 1, true.*given 'maybe'"),
-        ("BI_INDUCTOR_STRCT", "1", r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_STRICT"),
+        (
+            "BI_INDUCTOR_STRCT",
+            "1",
+            r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_STRICT",
+        ),
     ],
 )
 def test_bad_environment(variable, text, message, monkeypatch):
@@ -68,12 +79,16 @@ def test_bad_environment(variable, text, message, monkeypatch):
     ("options", "message"),
     [
         ({"strict": "yes"}, r"'strict' must be True or False; given 'yes'"),
+        ({"trace": 1}, r"'trace' must be the path of a folder; given 1"),
         ({"strict": 1}, r"'strict' must be True or False; given 1"),
         ({"allow": "aten.median"}, r"'allow' must be a sequence of op names.*given 'aten.median'"),
         ({"allow": ("aten.median", 3)}, r"'allow' must be a sequence"),
         ({"allow": 5}, r"'allow' must be a sequence of op names.*given 5"),
         ({"allow": None}, r"'allow' must be a sequence"),
-        ({"strickt": True}, r"unknown option 'strickt': neither an option of batch_invariant \(strict, allow\) nor.*did you mean 'strict'"),
+        (
+            {"strickt": True},
+            r"unknown option 'strickt': neither an option of batch_invariant \(strict, .*\) nor.*did you mean 'strict'",
+        ),
         ({"cpp.simdlenn": 1}, r"unknown option 'cpp.simdlenn'.*did you mean.*'cpp.simdlen'"),
         ({"size_asserts": "no"}, r"'size_asserts' must be of type bool; given 'no'"),
         ({"max_fusion_size": 1.5}, r"'max_fusion_size' must be of type int; given 1.5"),
