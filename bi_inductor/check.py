@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .check_batches import PLACES, BatchDim, Function, Inputs, Run, compare_rows, plan
+from .check_batches import PLACES, BatchDim, Function, Inputs, Progress, Run, compare_rows, plan
 from .check_result import REPEATED_ALONE, CheckResult, CheckRow
 
 
@@ -113,6 +113,7 @@ def check(
     grad: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> CheckResult:
     """Runs `fn` on the samples of `inputs` in many batches and compares each sample's rows bit for bit.
 
@@ -142,6 +143,7 @@ def check(
             floating-point inputs. Without it `fn` runs under `torch.no_grad`.
         options: passed to `torch.compile`.
         seed: of the random orders and gradients. The global random state is left as found.
+        progress: called before each call of `fn` with what it is, how many calls are done and how many there are.
 
     Returns:
         A `CheckResult`: true when all bits agree, prints as a table.
@@ -179,10 +181,13 @@ def check(
     notes: dict[str, None] = {}
     cotangents: dict[str, torch.Tensor] = {}
     reference: dict[int, list[torch.Tensor]] = {}
+    settings = [(value, count) for value in dynamics for count in thread_counts]
+    # Each setting repeats its largest batch.
+    report = Progress(progress, source.samples + len(settings) * (len(runs) + 1))
     with torch.random.fork_rng(devices=gpus):
-        for setting in [(value, count) for value in dynamics for count in thread_counts]:
+        for setting in settings:
             with _thread_count(setting[1]), _compiled(fn, backend, setting[0], options, len(batch_sizes) + 1) as call:
-                function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes)
+                function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes, report)
                 if not reference:
                     for sample in range(source.samples):
                         reference[sample] = [rows.value[0] for rows in function(Run("alone", (sample,), (0,)))]

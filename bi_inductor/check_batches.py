@@ -94,7 +94,7 @@ class Inputs:
         self.leaves = _dims(leaves, batch_dim, "batch_dim", "inputs")
         sizes = {leaf.name: leaf.value.shape[leaf.dim] for leaf in self.leaves if leaf.is_batched}
         if not sizes:
-            raise ValueError(f"inputs hold no tensor with a batch dim (batch_dim={batch_dim!r})")
+            raise ValueError(f"inputs hold no tensor with a batch dim (batch_dim={batch_dim!r}); name the dim that holds the samples")
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name}: {size}" for name, size in sizes.items())
             raise ValueError(
@@ -143,6 +143,20 @@ class OutputRows(NamedTuple):
 
 
 @dataclass
+class Progress:
+    """Counts the calls and tells `tell` (what comes, how many are done, how many there are)."""
+
+    tell: Callable[[str, int, int], None] | None
+    total: int
+    done: int = 0
+
+    def next(self, what: str) -> None:
+        if self.tell is not None:
+            self.tell(what, self.done, self.total)
+        self.done += 1
+
+
+@dataclass
 class Function:
     """The function under test in one setting, and how its outputs are read."""
 
@@ -154,8 +168,10 @@ class Function:
     # Gradients start from one fixed random tensor per output, the same for a sample wherever it is.
     cotangents: dict[str, torch.Tensor]
     notes: dict[str, None]
+    progress: Progress
 
     def __call__(self, run: Run) -> list[OutputRows]:
+        self.progress.next(run.kind)
         arguments, differentiable = self.inputs.gather(run, self.grad)
         with torch.set_grad_enabled(self.grad):
             if isinstance(arguments, dict):

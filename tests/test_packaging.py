@@ -135,6 +135,7 @@ def test_every_installation_imports_and_offers_the_backend(
     assert found["backend"] == "bi_inductor.backend.batch_invariant"
     assert found["headers"] == sorted(path.name for path in (source / "templates").rglob("*.h"))
     assert found["generic"] == []
+    assert "explain" in run(python.parent / "bi-inductor", "--help", cwd=empty)
     assert not {"passes", "templates", "tests"} & {entry.name for entry in site_packages.iterdir()}
 
 

@@ -12,6 +12,7 @@ import bisect
 import collections
 import dataclasses
 import difflib
+import re
 from collections.abc import Hashable, Iterator, Sequence
 
 from bi_inductor.reports.records import GraphRecord, NodeRecord
@@ -21,10 +22,16 @@ Pairs = list[tuple[int, int]]
 # Product of the lengths up to which difflib looks for a common subsequence itself: it is quadratic where a key is frequent.
 EXACT_UP_TO = 100_000
 
+# A size within brackets, a number or a symbol such as s77.
+SIZE = r"(?<=[\[ ])s?\d+(?=[,\]])"
+
 
 @dataclasses.dataclass(frozen=True)
 class DiffRow:
-    """One line of a comparison: ``kind`` is "same", "changed", "removed" or "added"; the side that has no node is None."""
+    """One line of a comparison: ``kind`` is "same", "resized" (the same op on other sizes), "changed", "removed" or "added".
+
+    The side that has no node is None.
+    """
 
     kind: str
     before: str | None
@@ -43,9 +50,19 @@ class DiffSection:
         """Number of lines that are not the same."""
         return sum(row.kind != "same" for row in self.rows)
 
+    @property
+    def resized_only(self) -> bool:
+        """Whether nothing but sizes differs."""
+        return all(row.kind in ("same", "resized") for row in self.rows)
+
+    def headline(self) -> str:
+        """The title and how much differs."""
+        sizes = ", only sizes" if self.changes and self.resized_only else ""
+        return f"{self.title}: {self.changes} of {len(self.rows)} lines differ{sizes}"
+
     def text(self, context: int = 3) -> str:
         """Unified text: "-" before, "+" after; of longer runs of equal lines only ``context`` on either side."""
-        lines = [f"{self.title}: {self.changes} of {len(self.rows)} lines differ"]
+        lines = [self.headline()]
         near = [False] * len(self.rows)
         for i, row in enumerate(self.rows):
             if row.kind != "same":
@@ -98,9 +115,17 @@ def compare(before: GraphRecord, after: GraphRecord, title: str = "") -> DiffSec
     for number, (left, right) in enumerate(order):
         old = None if left is None else f"%{number} = {before.nodes[left].text(lambda i: f'%{numbers[0][i]}')}"
         new = None if right is None else f"%{number} = {after.nodes[right].text(lambda i: f'%{numbers[1][i]}')}"
-        kind = "added" if old is None else "removed" if new is None else "same" if old == new else "changed"
-        rows.append(DiffRow(kind, old, new))
+        rows.append(DiffRow(_kind(old, new), old, new))
     return DiffSection(title or f"{before.stage} to {after.stage}", tuple(rows))
+
+
+def _kind(old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return "added" if old is None else "removed"
+    if old == new:
+        return "same"
+    # %12 is a node; other numbers are sizes, dims and constants.
+    return "resized" if re.sub(SIZE, "n", old) == re.sub(SIZE, "n", new) else "changed"
 
 
 def match(before: Sequence[NodeRecord], after: Sequence[NodeRecord]) -> Pairs:

@@ -1,0 +1,299 @@
+"""The command line, ``bi-inductor`` and ``python -m bi_inductor``: explain, diff, check, find and doctor.
+
+Exit codes: 0 invariant (explain: every op is supported; diff: no difference, with --batch none but sizes), 1 variant (explain: an op is
+refused, opaque or mixes samples; diff: a difference), 2 it could not be found out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bi_inductor.reports.explanation import Explanation
+    from bi_inductor.targets import Target
+
+INVARIANT, VARIANT, COULD_NOT_RUN = 0, 1, 2
+
+TARGET = "module:callable or file.py:callable that returns (model, inputs), or a program saved by torch.export.save (.pt2)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code. Errors are one line on stderr."""
+    parsed = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace, Console], int] = parsed.run
+    try:
+        return run(parsed, _console())
+    except BrokenPipeError:
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        return COULD_NOT_RUN
+    except Exception as error:
+        if parsed.traceback:
+            raise
+        print(f"bi-inductor: error: {_sentence(error)}", file=sys.stderr)
+        return COULD_NOT_RUN
+
+
+def _sentence(error: Exception) -> str:
+    """What happened and what to do."""
+    from bi_inductor.errors import BatchInvariantError
+
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, (BatchInvariantError, ValueError, OSError)):
+        return text
+    # Errors of Dynamo and of the model go on for many lines; the first says what happened.
+    first = f"{type(error).__name__}: {text.splitlines()[0]}"
+    if "Guard failed" in first:
+        return f"{first}. The saved program allows only some sizes: export it with dynamic_shapes for the dim that holds the samples"
+    return f"{first}. --traceback before the command shows where"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bi-inductor", description="Does a sample's result follow its batch, and why?")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    explain = commands.add_parser("explain", help="what a compile does to a model: classes, rewrites, kernels, numerics")
+    explain.add_argument("target", help=TARGET)
+    _add_capture_options(explain)
+    explain.add_argument("--stage", help="show what changed up to this stage instead: captured, round_low_precision, rewrite, inductor")
+    explain.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': to the terminal, nothing else)")
+    explain.set_defaults(run=_explain)
+
+    diff = commands.add_parser("diff", help="compare the graphs of two compiles")
+    diff.add_argument("before", help=f"{TARGET}; or JSON that explain wrote, from another version of torch, say")
+    diff.add_argument("after", nargs="?", help="the same; without it, --against or --batch says what is compared")
+    diff.add_argument("--against", choices=("inductor",), help="compare stock Inductor's graphs with ours")
+    diff.add_argument("--batch", nargs=2, type=int, metavar=("N", "M"), help="compare a batch of N samples with one of M")
+    diff.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
+    diff.add_argument("--at", default="inductor", metavar="STAGE", help="stage of the graphs (default inductor, the last)")
+    _add_capture_options(diff)
+    diff.set_defaults(run=_diff)
+
+    check = commands.add_parser("check", help="run a model in many batches and compare bit for bit")
+    check.add_argument("target", help=TARGET)
+    check.add_argument("--backend", default="batch_invariant", help="a backend of torch.compile, or eager (default batch_invariant)")
+    check.add_argument("--batch-sizes", type=_numbers(int), metavar="N,M", help="sizes to run (default 1,2,3,8 and all)")
+    check.add_argument("--threads", type=_numbers(int), metavar="N,M", help="numbers of threads (default the current one)")
+    check.add_argument("--neighbours", type=_numbers(float), default=(), metavar="X,Y", help="values of the other samples: nan,inf,1e30")
+    check.add_argument("--dynamic", action="store_true", help="run with dynamic shapes too")
+    check.add_argument("--grad", action="store_true", help="run the backward too and compare the gradients of the inputs")
+    check.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
+    check.add_argument("--out-batch-dim", type=int, default=0, help="the same for the outputs (default 0)")
+    check.set_defaults(run=_check)
+
+    if importlib.util.find_spec("bi_inductor.find") is not None:
+        find = commands.add_parser("find", help="name the first node whose bits follow the batch")
+        find.add_argument("target", help=TARGET)
+        find.add_argument("--backend", default="eager", help="eager, inductor, batch_invariant or another backend (default eager)")
+        find.add_argument("--dynamic", action="store_true", help="compile with dynamic shapes")
+        find.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
+        find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
+        find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
+        find.set_defaults(run=_find)
+
+    doctor = commands.add_parser("doctor", help="what this machine offers and what it means for invariance")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_capture_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dynamic", action="store_true", help="with dynamic shapes")
+    parser.add_argument("--backward", action="store_true", help="the graphs of training, forward and backward, instead of inference")
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def parse(text: str) -> tuple[Any, ...]:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+
+    parse.__name__ = f"list of {kind.__name__}"
+    return parse
+
+
+def _console() -> Console:
+    """Colours and the terminal's width on a terminal; in a file plain text, wide enough that tables are not folded."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True) if sys.stdout.isatty() else Console(highlight=False, soft_wrap=True, width=200)
+
+
+def _write(path: str, text: str) -> None:
+    """Raises ValueError when the file cannot be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; name a file in a folder that exists") from error
+
+
+def _load(name: str) -> Target:
+    from bi_inductor.targets import load_target
+
+    return load_target(name)
+
+
+def _explained(target: Target, arguments: argparse.Namespace, backend: str = "batch_invariant") -> Explanation:
+    import torch
+
+    from bi_inductor.explain import explain
+
+    args, kwargs = target.arguments
+    with torch.set_grad_enabled(arguments.backward):
+        explanation = explain(target.model, *args, kwargs=kwargs, backend=backend, dynamic=True if arguments.dynamic else None)
+    return dataclasses.replace(explanation, function=target.name)
+
+
+def _explain(arguments: argparse.Namespace, console: Console) -> int:
+    explanation = _explained(_load(arguments.target), arguments)
+    data = json.dumps(explanation.json(), indent=1)
+    if arguments.json == "-":
+        print(data)
+    else:
+        if arguments.json:
+            _write(arguments.json, data + "\n")
+        if arguments.stage:
+            _print_diff(explanation.graph_diff(arguments.stage).text(), console)
+        else:
+            _print_report(explanation, console)
+    doubtful = explanation.refused or explanation.nodes("opaque") or explanation.nodes("mixes samples")
+    return VARIANT if doubtful or not explanation.graphs else INVARIANT
+
+
+def _print_report(explanation: Explanation, console: Console) -> None:
+    colours = {"refused:": "red", "unsupported:": "red", "opaque:": "yellow", "mixes samples:": "yellow", "graph break:": "yellow"}
+    for line in explanation.text().splitlines():
+        style = next((colour for start, colour in colours.items() if line.strip().startswith(start)), None)
+        console.print(line, style=style, markup=False)
+
+
+def _print_diff(text: str, console: Console) -> None:
+    for line in text.splitlines():
+        console.print(line, style={"-": "red", "+": "green", "@": "dim"}.get(line[:1]), markup=False)
+
+
+def _diff(arguments: argparse.Namespace, console: Console) -> int:
+    from bi_inductor.reports.graph_diff import GraphDiff, compare
+
+    before, after = _sides(arguments)
+    if len(before.graphs) != len(after.graphs):
+        console.print(f"{len(before.graphs)} graphs before, {len(after.graphs)} after; the first of each are compared", markup=False)
+    sections = []
+    for left, right in zip(before.graphs, after.graphs, strict=False):
+        title = f"{before.function} ({before.backend}, torch {before.torch_version}) to {after.function} ({after.backend}, torch "
+        sections.append(compare(left.stage(arguments.at), right.stage(arguments.at), f"{title}{after.torch_version}), {left.name}"))
+    diff = GraphDiff(tuple(sections))
+    _print_diff(diff.text(), console)
+    if len(before.graphs) != len(after.graphs):
+        return VARIANT
+    # Another batch has other sizes; other ops are the news.
+    same = all(section.resized_only for section in sections) if arguments.batch else not diff
+    return INVARIANT if same else VARIANT
+
+
+def _sides(arguments: argparse.Namespace) -> tuple[Explanation, Explanation]:
+    """The two explanations that `diff` compares."""
+    ways = [arguments.after is not None, arguments.against is not None, arguments.batch is not None]
+    if sum(ways) != 1:
+        raise ValueError("diff takes one of: a second target, --against inductor, --batch N M")
+    if arguments.after is not None:
+        return _side(arguments.before, arguments), _side(arguments.after, arguments)
+    target = _load(arguments.before)
+    if arguments.against:
+        return _explained(target, arguments, arguments.against), _explained(target, arguments)
+    from bi_inductor.check_batches import Inputs, Run
+
+    inputs = Inputs(target.inputs, arguments.batch_dim)
+    sides = []
+    for size in arguments.batch:
+        if size < 1:
+            raise ValueError(f"--batch: got {size}; allowed are numbers from 1 on")
+        samples = tuple(i % inputs.samples for i in range(size))
+        gathered, _ = inputs.gather(Run("batch", samples, ()), False)
+        sides.append(_explained(target._replace(inputs=gathered), arguments))
+    return sides[0], sides[1]
+
+
+def _side(name: str, arguments: argparse.Namespace) -> Explanation:
+    from bi_inductor.reports.explanation import Explanation
+
+    if not name.endswith(".json"):
+        return _explained(_load(name), arguments)
+    try:
+        return Explanation.from_json(json.loads(Path(name).read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be read as what explain --json wrote: {error}") from error
+
+
+def _check(arguments: argparse.Namespace, console: Console) -> int:
+    from bi_inductor.check import check
+
+    target = _load(arguments.target)
+    with _progress() as progress:
+        result = check(
+            target.model,
+            target.inputs,
+            backend=arguments.backend,
+            batch_sizes=arguments.batch_sizes,
+            threads=arguments.threads,
+            neighbours=arguments.neighbours,
+            dynamic=(None, True) if arguments.dynamic else None,
+            batch_dim=arguments.batch_dim,
+            out_batch_dim=arguments.out_batch_dim,
+            grad=arguments.grad,
+            progress=progress,
+        )
+    console.print(result)
+    return INVARIANT if result else VARIANT
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress bar on stderr while it is a terminal; otherwise None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _find(arguments: argparse.Namespace, console: Console) -> int:
+    find: Callable[..., Any] = importlib.import_module("bi_inductor.find").find
+    target = _load(arguments.target)
+    result = find(target.model, target.inputs, backend=arguments.backend, dynamic=arguments.dynamic, batch_dim=arguments.batch_dim)
+    console.print(result.text(), markup=False)
+    if arguments.json:
+        _write(arguments.json, result.json())
+    if arguments.reproduce and not result.invariant:
+        result.write_reproduction(arguments.reproduce)
+    return INVARIANT if result.invariant else VARIANT
+
+
+def _doctor(arguments: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from bi_inductor.doctor import examine
+
+    findings = examine()
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+    else:
+        table = Table("", "found", "", "what it means for invariance")
+        for finding in findings:
+            colour = {"ok": "green", "note": "yellow", "missing": "red"}[finding.status]
+            table.add_row(finding.subject, finding.found, f"[{colour}]{finding.status}[/]", finding.meaning)
+        console.print(table)
+    return COULD_NOT_RUN if any(finding.status == "missing" for finding in findings) else INVARIANT

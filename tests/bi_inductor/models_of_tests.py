@@ -1,0 +1,49 @@
+"""Targets for the command line: functions that return (model, inputs)."""
+
+import torch
+from torch import nn
+
+
+def linear():
+    """Varies in eager: 1 row and 4 rows take other kernels of the BLAS."""
+    torch.manual_seed(0)
+    return nn.Linear(256, 64), torch.randn(4, 256)
+
+
+def relu():
+    return torch.relu, (torch.randn(4, 8),)
+
+
+def refused():
+    return lambda x: torch.logcumsumexp(x, 0), (torch.randn(4, 8),)
+
+
+def planted():
+    """Samples in a batch of 3 and more have another sign."""
+    return lambda x: -x if x.shape[0] >= 3 else x.clone(), torch.randn(4, 8)
+
+
+def by_name():
+    return lambda x, scale: x * scale, {"x": torch.randn(4, 8), "scale": 2.0}
+
+
+def broken():
+    def model(x):
+        raise RuntimeError("first line\nsecond line")
+
+    return model, torch.randn(4, 8)
+
+
+def without_batch():
+    return torch.relu, torch.tensor(3.0)
+
+
+def on_a_gpu():
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def not_a_pair():
+    return 3
+
+
+number = 3

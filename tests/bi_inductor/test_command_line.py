@@ -1,0 +1,132 @@
+"""Every command as a process: what it prints and its exit code. More cases of each run in this process, where they cost little."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bi_inductor.command_line import COULD_NOT_RUN, INVARIANT, VARIANT, main
+
+FILE = str(Path(__file__).with_name("models_of_tests.py"))
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bi_inductor", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_explain_as_a_process(tmp_path: Path) -> None:
+    done = process("explain", f"{FILE}:refused", "--json", str(tmp_path / "explained.json"))
+    assert done.returncode == VARIANT, done.stderr
+    assert "a compile raises UnsupportedOpError for 1 op" in done.stdout
+    assert "refused: aten.logcumsumexp.default(float32[4, 8], 0)" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert json.loads((tmp_path / "explained.json").read_text())["function"] == f"{FILE}:refused"
+
+
+def test_diff_as_a_process() -> None:
+    done = process("diff", f"{FILE}:linear", "--against", "inductor")
+    assert done.returncode == VARIANT, done.stderr
+    assert "- %4 = aten.addmm.default(%1, %2, %3) -> float32[4, 64]" in done.stdout
+    assert "+ %4 = bi_inductor.matmul.default(%2, %3, %1) -> float32[4, 64]" in done.stdout
+
+
+def test_check_as_a_process() -> None:
+    done = process("check", f"{FILE}:planted", "--backend", "eager", "--batch-sizes", "1,3")
+    assert done.returncode == VARIANT, done.stderr
+    assert "eager: not batch-invariant" in done.stdout
+    assert "batch of 3" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_doctor_as_a_process_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "bi_inductor", "doctor"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "160"}) as running:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                printed += os.read(ours, 4096)
+            except OSError:
+                break
+    assert running.returncode == INVARIANT
+    assert torch.__version__.encode() in printed
+    assert b"\x1b[32mok" in printed
+
+
+def test_an_error_as_a_process() -> None:
+    done = process("check", f"{FILE}:without_batch")
+    assert done.returncode == COULD_NOT_RUN
+    assert done.stdout == ""
+    assert done.stderr.startswith("bi-inductor: error: batch_dim=0 is out of range for inputs of shape ()")
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{FILE}:relu"]) == INVARIANT
+    assert "every op is supported" in capsys.readouterr().out
+    assert main(["explain", f"{FILE}:linear", "--stage", "captured"]) == INVARIANT
+    assert "+ %4 = bi_inductor.matmul.default(%2, %3, %1)" in capsys.readouterr().out
+    assert main(["explain", f"{FILE}:linear", "--backward", "--json", "-"]) == INVARIANT
+    assert [graph["name"] for graph in json.loads(capsys.readouterr().out)["graphs"]] == ["graph 0 forward", "graph 0 backward"]
+    assert main(["explain", f"{FILE}:linear", "--stage", "lowered"]) == COULD_NOT_RUN
+    assert "stage: got 'lowered'; allowed are 'captured'" in capsys.readouterr().err
+
+
+def test_diff_of_batches_and_of_saved_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = str(tmp_path / "explained.json")
+    assert main(["explain", f"{FILE}:linear", "--json", saved]) == INVARIANT
+    assert main(["diff", saved, f"{FILE}:linear"]) == INVARIANT
+    assert "0 of 6 lines differ" in capsys.readouterr().out
+    # More samples than there are: they repeat.
+    assert main(["diff", f"{FILE}:linear", "--batch", "1", "8"]) == INVARIANT
+    assert "2 of 6 lines differ, only sizes" in capsys.readouterr().out
+    assert main(["diff", f"{FILE}:linear"]) == COULD_NOT_RUN
+    assert "diff takes one of: a second target, --against inductor, --batch N M" in capsys.readouterr().err
+    Path(saved).write_text("{}")
+    assert main(["diff", saved, saved]) == COULD_NOT_RUN
+    assert "cannot be read as what explain --json wrote" in capsys.readouterr().err
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", f"{FILE}:relu", "--backend", "eager", "--threads", "1,2", "--neighbours", "nan,1e30", "--grad"]) == INVARIANT
+    printed = capsys.readouterr().out
+    assert "eager: batch-invariant" in printed and "sample first, neighbours nan" in printed
+    assert main(["check", f"{FILE}:broken", "--backend", "eager"]) == COULD_NOT_RUN
+    assert capsys.readouterr().err == "bi-inductor: error: RuntimeError: first line. --traceback before the command shows where\n"
+    with pytest.raises(RuntimeError, match="first line"):
+        main(["--traceback", "check", f"{FILE}:broken", "--backend", "eager"])
+    assert main(["check", f"{FILE}:refused", "--batch-sizes", "1,2"]) == COULD_NOT_RUN
+    assert "have no batch-invariant template" in capsys.readouterr().err
+
+
+def test_check_of_a_saved_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layer, x = nn.ReLU(), torch.randn(4, 8)
+    torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), tmp_path / "any.pt2")
+    assert main(["check", str(tmp_path / "any.pt2"), "--backend", "eager"]) == INVARIANT
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "four.pt2")
+    assert main(["check", str(tmp_path / "four.pt2"), "--backend", "eager"]) == COULD_NOT_RUN
+    assert "export it with dynamic_shapes for the dim that holds the samples" in capsys.readouterr().err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["doctor", "--json"]) == INVARIANT
+    assert {finding["subject"] for finding in json.loads(capsys.readouterr().out)} >= {"torch", "C++ compiler", "instruction set", "GPU"}
+    monkeypatch.setenv("BI_INDUCTOR_STRCT", "1")
+    assert main(["doctor"]) == COULD_NOT_RUN
+    assert "unknown environment variable BI_INDUCTOR_STRCT" in capsys.readouterr().out
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["unknown"], ["check"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == COULD_NOT_RUN
+    assert "usage: bi-inductor" in capsys.readouterr().err
