@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_capture_options(explain)
     explain.add_argument("--stage", help="show what changed up to this stage instead: captured, round_low_precision, rewrite, inductor")
     explain.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': to the terminal, nothing else)")
+    explain.add_argument("--html", metavar="FILE", help="also write everything as one HTML page")
     explain.set_defaults(run=_explain)
 
     diff = commands.add_parser("diff", help="compare the graphs of two compiles")
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--batch", nargs=2, type=int, metavar=("N", "M"), help="compare a batch of N samples with one of M")
     diff.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
     diff.add_argument("--at", default="inductor", metavar="STAGE", help="stage of the graphs (default inductor, the last)")
+    diff.add_argument("--html", metavar="FILE", help="also write the comparison side by side as one HTML page")
     _add_capture_options(diff)
     diff.set_defaults(run=_diff)
 
@@ -154,7 +156,11 @@ def _explained(target: Target, arguments: argparse.Namespace, backend: str = "ba
 
 
 def _explain(arguments: argparse.Namespace, console: Console) -> int:
+    from bi_inductor.reports.html import render_explanation
+
     explanation = _explained(_load(arguments.target), arguments)
+    if arguments.html:
+        _write(arguments.html, render_explanation(explanation))
     data = json.dumps(explanation.json(), indent=1)
     if arguments.json == "-":
         print(data)
@@ -183,6 +189,7 @@ def _print_diff(text: str, console: Console) -> None:
 
 def _diff(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.reports.graph_diff import GraphDiff, compare
+    from bi_inductor.reports.html import render_diff
 
     before, after = _sides(arguments)
     if len(before.graphs) != len(after.graphs):
@@ -192,6 +199,8 @@ def _diff(arguments: argparse.Namespace, console: Console) -> int:
         title = f"{before.function} ({before.backend}, torch {before.torch_version}) to {after.function} ({after.backend}, torch "
         sections.append(compare(left.stage(arguments.at), right.stage(arguments.at), f"{title}{after.torch_version}), {left.name}"))
     diff = GraphDiff(tuple(sections))
+    if arguments.html:
+        _write(arguments.html, render_diff(diff))
     _print_diff(diff.text(), console)
     if len(before.graphs) != len(after.graphs):
         return VARIANT

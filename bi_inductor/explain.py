@@ -35,7 +35,7 @@ def explain(
         dynamic, options: as torch.compile takes them.
 
     Returns:
-        an ``Explanation``: ``text()``, ``json()``, ``graph_diff(stage)``.
+        an ``Explanation``: ``text()``, ``json()``, ``html(path)``, ``graph_diff(stage)``.
 
     Raises:
         ValueError: another ``target`` or ``backend``, or a tensor that is not on the CPU.

@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bi_inductor.reports.capture import CapturedGraph, GraphBreak
@@ -237,6 +239,12 @@ class Explanation:
             graphs.append(CapturedGraph(graph["name"], stages, rewrites, refused))
         breaks = tuple(GraphBreak(**graph_break) for graph_break in data["breaks"])
         return cls(data["function"], data["backend"], data["torch_version"], tuple(graphs), breaks)
+
+    def html(self, path: str | PathLike[str]) -> None:
+        """Writes the report as one HTML file that needs no network. Raises OSError when it cannot be written."""
+        from bi_inductor.reports.html import render_explanation
+
+        Path(path).write_text(render_explanation(self), encoding="utf-8")
 
 
 def _call(record: GraphRecord, node: NodeRecord) -> str:

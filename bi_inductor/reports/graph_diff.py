@@ -14,6 +14,8 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 
 from bi_inductor.reports.records import GraphRecord, NodeRecord
 
@@ -21,6 +23,14 @@ Pairs = list[tuple[int, int]]
 
 # Product of the lengths up to which difflib looks for a common subsequence itself: it is quadratic where a key is frequent.
 EXACT_UP_TO = 100_000
+
+# Ops that differ by the level they stand at or by what they fold in.
+ONE_MEANING = {
+    **dict.fromkeys(("linear", "mm", "addmm", "bmm", "baddbmm", "mv", "dot"), "matmul"),
+    **{f"native_{name}": name for name in ("layer_norm", "group_norm", "batch_norm", "dropout")},
+    **{f"_{name}": name for name in ("softmax", "log_softmax", "to_copy")},
+    "scaled_dot_product_attention": "attention",
+}
 
 # A size within brackets, a number or a symbol such as s77.
 SIZE = r"(?<=[\[ ])s?\d+(?=[,\]])"
@@ -101,6 +111,12 @@ class GraphDiff:
     def __str__(self) -> str:
         return self.text()
 
+    def html(self, path: str | PathLike[str]) -> None:
+        """Writes a side-by-side page that needs no network. Raises OSError when it cannot be written."""
+        from bi_inductor.reports.html import render_diff
+
+        Path(path).write_text(render_diff(self), encoding="utf-8")
+
 
 def compare(before: GraphRecord, after: GraphRecord, title: str = "") -> DiffSection:
     """Compares two graphs node by node."""
@@ -167,7 +183,8 @@ def _whole_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
 
 
 def _op_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
-    return [(node.kind, node.op) for node in nodes]
+    # What getitem takes is all that it means.
+    return [(node.kind, node.op, node.arguments[1:] if node.op == "getitem" else ()) for node in nodes]
 
 
 def _meaning_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
@@ -176,7 +193,7 @@ def _meaning_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
     for node in nodes:
         parts = node.op.lstrip(".").split(".")
         word = parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims", "bi_inductor") else parts[-1]
-        keys.append((node.kind, word))
+        keys.append((node.kind, ONE_MEANING.get(word, word), node.arguments[1:] if word == "getitem" else ()))
     return keys
 
 

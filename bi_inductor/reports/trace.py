@@ -2,7 +2,7 @@
 
 A folder of its own for every forward and backward:
 
-    0000_forward/report.txt, report.json         classes, rewrites, kernels with their numerics
+    0000_forward/report.txt, .json, .html        classes, rewrites, kernels with their numerics
     0000_forward/0_dynamo.txt, 1_captured.txt    the graph at each stage
     0000_forward/1_captured.diff                 what changed since the stage before
     0000_forward/generated_code.py               what Inductor wrote, when the compile went through
@@ -74,10 +74,13 @@ def traced(compile_one: Callable[..., Any], gm: GraphModule, options: Options) -
 def _write(explanation: Explanation, code: str, kind: str, folder: str) -> None:
     from torch._logging._internal import trace_structured_artifact
 
+    from bi_inductor.reports.html import render_explanation
+
     files = _files(explanation, code)
     for name, write in files.items():
         trace_structured_artifact(f"bi_inductor_{name}", "json" if name.endswith(".json") else "string", write)
     if folder:
+        files["report.html"] = functools.partial(render_explanation, explanation)
         own = _new_folder(Path(folder), kind)
         for name, write in files.items():
             (own / name).write_text(write(), encoding="utf-8")

@@ -47,7 +47,7 @@ def test_forward_and_backward_have_a_folder_each_and_no_cache_empties_a_trace(tm
     assert names(tmp_path / "0000_forward") == sorted(
         [f"{i}_{stage}.txt" for i, stage in enumerate(stages)]
         + [f"{i}_{stage}.diff" for i, stage in enumerate(stages) if i]
-        + ["generated_code.py", "report.json", "report.txt"]
+        + ["generated_code.py", "report.html", "report.json", "report.txt"]
     )
     assert "bi_inductor.sum.default" in (tmp_path / "0000_forward" / "3_rewrite.txt").read_text()
     assert "+ %2 = bi_inductor.sum.default(%1, [-1], False)" in (tmp_path / "0000_forward" / "3_rewrite.diff").read_text()
