@@ -54,6 +54,7 @@ lint: $(READY)
 	rm -rf .cache/typecheck
 	mkdir -p .cache/typecheck/bi_inductor
 	@ln -s $(addprefix $(CURDIR)/,$(filter-out %/__pycache__,$(wildcard bi_inductor/*)) passes templates) .cache/typecheck/bi_inductor
+	@ln -s $(CURDIR)/pytest_bi_inductor.py .cache/typecheck
 	$(VENV)/bin/mypy | sed -E 's#^\.cache/typecheck/(bi_inductor/(passes|templates)/)?#\2/#; s#^/##'
 
 bench: $(READY)

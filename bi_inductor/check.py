@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from .check_batches import PLACES, BatchDim, Function, Inputs, Progress, Run, compare_rows, plan
-from .check_result import REPEATED_ALONE, CheckResult, CheckRow
+from .check_batches import PLACES, BatchDim, Function, Inputs, Progress, Run, compare_rows, plan, smallest
+from .check_padding import padding_of
+from .check_result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
+from .check_shrink import SmallestBatch
 
 
 def _whole_numbers(argument: str, values: Sequence[int], lowest: int, highest: int | None, why: str) -> tuple[int, ...]:
@@ -111,6 +113,11 @@ def check(
     batch_dim: BatchDim = 0,
     out_batch_dim: BatchDim = 0,
     grad: bool = False,
+    padding: Sequence[int] = (1, 5),
+    sequence_dim: BatchDim = None,
+    out_sequence_dim: BatchDim = None,
+    padding_values: float | Mapping[Any, float] = 0,
+    shrink: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
@@ -141,6 +148,12 @@ def check(
         out_batch_dim: the same for the outputs; an output with None is not compared.
         grad: also run the backward, from fixed random gradients of the outputs, and compare the gradients of the
             floating-point inputs. Without it `fn` runs under `torch.no_grad`.
+        sequence_dim: the dim that holds a sequence, in the forms of `batch_dim` (entries that a mapping lacks are None). With one, the
+            inputs are also run longer by each number of `padding`, on the left and on the right.
+        out_sequence_dim: the same for the outputs; what stands at padding is not compared.
+        padding: how many places are added.
+        padding_values: what they hold: one number, or one per top-level argument (0 for those a mapping lacks).
+        shrink: make the first failing batch as small as it stays failing, up to 100 more calls; the result has it as `smallest`.
         options: passed to `torch.compile`.
         seed: of the random orders and gradients. The global random state is left as found.
         progress: called before each call of `fn` with what it is, how many calls are done and how many there are.
@@ -156,6 +169,9 @@ def check(
     """
     name = _backend_name(backend)
     source = Inputs(inputs, batch_dim)
+    if sequence_dim is not None:
+        source.padding = padding_of(inputs, sequence_dim, out_sequence_dim, padding_values)
+    padding = _whole_numbers("padding", padding, 1, None, "") if source.padding is not None else ()
     if batch_sizes is None:
         batch_sizes = sorted({size for size in (1, 2, 3, 8) if size <= source.samples} | {source.samples})
     batch_sizes = _whole_numbers("batch_sizes", batch_sizes, 1, source.samples, " (the number of samples in inputs)")
@@ -173,12 +189,15 @@ def check(
     generator = torch.Generator().manual_seed(seed)
     largest = max(batch_sizes)
     orders = _permutations(permutations, largest, generator)
-    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator)
+    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator, padding)
 
     devices = {leaf.value.device for leaf in source.leaves if isinstance(leaf.value, torch.Tensor)}
     gpus = [device.index for device in devices if device.type == "cuda"]
     rows: list[CheckRow] = []
     notes: dict[str, None] = {}
+    failing: list[Run] = []
+    shrunk: SmallestBatch | None = None
+    shapes = len(batch_sizes) + 1 + 4 * len(padding) + (source.samples if shrink else 0)
     cotangents: dict[str, torch.Tensor] = {}
     reference: dict[int, list[torch.Tensor]] = {}
     settings = [(value, count) for value in dynamics for count in thread_counts]
@@ -186,7 +205,7 @@ def check(
     report = Progress(progress, source.samples + len(settings) * (len(runs) + 1))
     with torch.random.fork_rng(devices=gpus):
         for setting in settings:
-            with _thread_count(setting[1]), _compiled(fn, backend, setting[0], options, len(batch_sizes) + 1) as call:
+            with _thread_count(setting[1]), _compiled(fn, backend, setting[0], options, shapes) as call:
                 function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes, report)
                 if not reference:
                     for sample in range(source.samples):
@@ -194,5 +213,7 @@ def check(
                     alone = REPEATED_ALONE
                 else:
                     alone = "alone"
-                rows += compare_rows(function, runs, reference, alone, setting)
-    return CheckResult(name, source.samples, tuple(rows), tuple(notes))
+                rows += compare_rows(function, runs, reference, alone, setting, failing)
+                if shrink and shrunk is None and failing and all(row.rows_different == 0 for row in rows if row.run in REPEATED):
+                    shrunk = smallest(function, failing, reference)
+    return CheckResult(name, source.samples, tuple(rows), tuple(notes), shrunk)

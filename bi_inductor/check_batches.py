@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from .check_padding import SIDES, Pad, Padding
 from .check_result import REPEATED_BATCH, CheckRow
+from .check_shrink import SmallestBatch, shrink
 from .ulp import bits_differ, ulp_distance
 
 # One dim for all tensors, or one per top-level argument (by position or name); None for a tensor without samples.
@@ -31,12 +33,13 @@ class Leaf(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One call: which samples, in which order, which of the places are compared, what the other places hold."""
+    """One call: which samples, in which order, which of the places are compared, what the other places hold, how it is padded."""
 
     kind: str
     samples: tuple[int, ...]
     compared: tuple[int, ...]
     neighbours: float | None = None
+    padding: Pad | None = None
 
 
 def _dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: str, root: str) -> list[Leaf]:
@@ -81,7 +84,8 @@ def _key(entry: Any) -> Any:
 class Inputs:
     """The inputs of the function, from which batches are gathered."""
 
-    def __init__(self, inputs: Any, batch_dim: BatchDim) -> None:
+    def __init__(self, inputs: Any, batch_dim: BatchDim, padding: Padding | None = None) -> None:
+        self.padding = padding
         if not isinstance(inputs, (torch.Tensor, tuple, list, dict)):
             raise ValueError(f"inputs must be a tensor, tuple, list or dict, got {type(inputs).__name__}")
         leaves, self.structure = pytree.tree_flatten_with_path(inputs)
@@ -124,6 +128,8 @@ class Inputs:
                             # Through float64, so that 1e30 becomes infinity in float16 instead of an error.
                             row = value.select(leaf.dim, place)
                             row.copy_(torch.tensor(run.neighbours, dtype=torch.float64).to(value.dtype))
+                    if run.padding is not None and self.padding is not None:
+                        value = self.padding.pad(leaf, value, run.padding)
                     if grad and _has_gradient(value):
                         value.requires_grad_()
                         differentiable.append(Leaf(f"gradient of {leaf.name}", value, leaf.dim))
@@ -180,6 +186,9 @@ class Function:
                 outputs = self.call(*arguments)
             else:
                 outputs = self.call(arguments)
+            padding = self.inputs.padding
+            if run.padding is not None and padding is not None:
+                outputs = padding.cut_outputs(outputs, run.padding)
             leaves = self._batched_outputs(outputs, len(run.samples))
             if self.grad:
                 leaves += self._gradients(leaves, differentiable, run)
@@ -222,7 +231,13 @@ class Function:
             allow_unused=True,
             materialize_grads=True,
         )
-        return [leaf._replace(value=gradient) for leaf, gradient in zip(differentiable, gradients, strict=True)]
+        leaves = [leaf._replace(value=gradient) for leaf, gradient in zip(differentiable, gradients, strict=True)]
+        padding = self.inputs.padding
+        if run.padding is None or padding is None:
+            return leaves
+        # What padding itself receives is no result of a sample.
+        dims = {f"gradient of {name}": dim for name, dim in padding.dims.items()}
+        return [leaf._replace(value=run.padding.cut(leaf.value, dims[leaf.name])) if leaf.name in dims else leaf for leaf in leaves]
 
 
 class Tally:
@@ -241,6 +256,7 @@ class Tally:
                 raise ValueError(
                     f"{name} of a sample is {expected[0].dtype} {tuple(expected[0].shape)} in the reference and "
                     f"{value.dtype} {tuple(value.shape[1:])} in a batch of {len(run.samples)}: rows cannot be compared"
+                    + ("; give out_sequence_dim for an output that is as long as the padded inputs" if run.padding else "")
                 )
             rows = value[list(run.compared)]
             wanted = torch.stack(expected)
@@ -267,6 +283,7 @@ def plan(
     positions: Sequence[str | int],
     neighbours: Sequence[float],
     generator: torch.Generator,
+    padding: Sequence[int] = (),
 ) -> list[Run]:
     """All calls of one setting, those of a kind together."""
     runs = []
@@ -274,6 +291,11 @@ def plan(
         kind = "alone" if size == 1 else f"batch of {size}"
         runs += [Run(kind, window, tuple(range(size))) for window in _windows(samples, size)]
     largest = max(batch_sizes)
+    for side in SIDES:
+        for amount in padding:
+            for size in sorted({1, largest}):
+                kind, pad = f"padded {side} by {amount}", Pad(side, amount)
+                runs += [Run(kind, window, tuple(range(size)), None, pad) for window in _windows(samples, size)]
     if largest == 1:
         return runs
     every = tuple(range(largest))
@@ -303,13 +325,18 @@ def compare_rows(
     reference: Mapping[int, list[torch.Tensor]],
     alone: str,
     setting: tuple[bool | None, int],
+    failing: list[Run],
 ) -> Iterator[CheckRow]:
-    """The table rows of one setting; `alone` is the description for batches of one."""
+    """The table rows of one setting; `alone` is the description for batches of one. Runs with rows that differ go into `failing`."""
     tallies: dict[tuple[str, int], Tally] = {}
-    largest = max(runs, key=lambda run: (len(run.samples), run.neighbours is None))
+    largest = max(runs, key=lambda run: (len(run.samples), run.neighbours is None, run.padding is None))
     for run in runs:
         got = function(run)
-        tallies.setdefault((run.kind, len(run.samples)), Tally()).compare(run, got, reference)
+        tally = tallies.setdefault((run.kind, len(run.samples)), Tally())
+        different = tally.rows_different
+        tally.compare(run, got, reference)
+        if tally.rows_different > different:
+            failing.append(run)
         if run is largest:
             first = {sample: [output.value[place] for output in got] for place, sample in enumerate(run.samples)}
             again = Tally()
@@ -317,6 +344,13 @@ def compare_rows(
     if len(largest.samples) > 1:
         tallies[REPEATED_BATCH, len(largest.samples)] = again
     for (kind, size), tally in tallies.items():
-        label = alone if size == 1 else kind
+        label = alone if kind == "alone" else kind
         counts = (tally.rows, tally.rows_different, tally.elements_different)
         yield CheckRow(label, size, *setting, *counts, tally.max_ulp)
+
+
+def smallest(function: Function, failing: Sequence[Run], reference: Mapping[int, list[torch.Tensor]]) -> SmallestBatch:
+    """The shrunk form of the smallest failing run."""
+    return shrink(
+        function, min(failing, key=lambda run: (len(run.samples), run.padding is not None, run.neighbours is not None)), reference
+    )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .check_shrink import SmallestBatch
+
 # The two kinds of run that repeat earlier ones exactly: differences there are not due to the batch.
 REPEATED_ALONE = "alone, again"
 REPEATED_BATCH = "same batch, again"
+REPEATED = (REPEATED_ALONE, REPEATED_BATCH)
 
 _HEADERS = ("run", "batch", "dynamic", "threads", "rows", "different", "elements", "max ulp")
 
@@ -57,12 +60,14 @@ class CheckResult:
         samples: number of samples in the inputs.
         rows: one `CheckRow` per kind of run.
         notes: what was left out, one a line below the table.
+        smallest: the smallest failing batch that `shrink=True` found.
     """
 
     backend: str
     samples: int
     rows: tuple[CheckRow, ...]
     notes: tuple[str, ...] = ()
+    smallest: SmallestBatch | None = None
 
     @property
     def invariant(self) -> bool:
@@ -72,16 +77,28 @@ class CheckResult:
     @property
     def deterministic(self) -> bool:
         """Whether repeating a call gave the same bits. If not, the other rows say nothing about the batch."""
-        return all(row.rows_different == 0 for row in self.rows if row.run in (REPEATED_ALONE, REPEATED_BATCH))
+        return all(row.rows_different == 0 for row in self.rows if row.run in REPEATED)
 
     def _footnotes(self) -> tuple[str, ...]:
         if self.deterministic:
-            return self.notes
+            return self.notes if self.smallest is None else (*self.notes, str(self.smallest))
         return (
             *self.notes,
             "two equal calls gave different bits: the function is random or not deterministic,",
             "so the other rows say nothing about the batch",
         )
+
+    def json(self) -> dict[str, Any]:
+        """Everything as data that ``json.dumps`` takes."""
+        from .check_files import as_json
+
+        return as_json(self)
+
+    def junit(self) -> str:
+        """JUnit XML: one test case a row of the table, failed where rows differ."""
+        from .check_files import as_junit
+
+        return as_junit(self)
 
     def __bool__(self) -> bool:
         return self.invariant

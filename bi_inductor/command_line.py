@@ -92,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--grad", action="store_true", help="run the backward too and compare the gradients of the inputs")
     check.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
     check.add_argument("--out-batch-dim", type=int, default=0, help="the same for the outputs (default 0)")
+    check.add_argument("--sequence-dim", type=int, help="the dim of all inputs that holds a sequence: run padded too")
+    check.add_argument("--out-sequence-dim", type=int, help="the same for the outputs")
+    check.add_argument("--padding", type=_numbers(int), default=(1, 5), metavar="N,M", help="how many places to pad (default 1,5)")
+    check.add_argument("--shrink", action="store_true", help="make a failing batch as small as it stays failing")
+    check.add_argument("--json", metavar="FILE", help="also write the result as JSON")
+    check.add_argument("--junit", metavar="FILE", help="also write the result as JUnit XML")
     check.set_defaults(run=_check)
 
     if importlib.util.find_spec("bi_inductor.find") is not None:
@@ -259,8 +265,16 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
             batch_dim=arguments.batch_dim,
             out_batch_dim=arguments.out_batch_dim,
             grad=arguments.grad,
+            padding=arguments.padding,
+            sequence_dim=arguments.sequence_dim,
+            out_sequence_dim=arguments.out_sequence_dim,
+            shrink=arguments.shrink,
             progress=progress,
         )
+    if arguments.json:
+        _write(arguments.json, json.dumps(result.json(), indent=1) + "\n")
+    if arguments.junit:
+        _write(arguments.junit, result.junit())
     console.print(result)
     return INVARIANT if result else VARIANT
 

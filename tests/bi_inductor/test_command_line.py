@@ -107,6 +107,18 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "have no batch-invariant template" in capsys.readouterr().err
 
 
+def test_check_writes_files_and_shrinks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    as_json, as_junit = tmp_path / "check.json", tmp_path / "check.xml"
+    arguments = ["check", f"{FILE}:planted", "--backend", "eager", "--shrink", "--json", str(as_json), "--junit", str(as_junit)]
+    assert main([*arguments, "--sequence-dim", "1", "--out-sequence-dim", "1", "--padding", "2"]) == VARIANT
+    printed = capsys.readouterr().out
+    assert "padded left by 2" in printed and "smallest failing batch: samples [0, 0, 0]" in printed
+    assert json.loads(as_json.read_text())["smallest"]["samples"] == [0, 0, 0]
+    assert as_junit.read_text().startswith("<?xml")
+    assert main(["check", f"{FILE}:relu", "--backend", "eager", "--json", str(tmp_path / "missing" / "check.json")]) == COULD_NOT_RUN
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_check_of_a_saved_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer, x = nn.ReLU(), torch.randn(4, 8)
     torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), tmp_path / "any.pt2")
