@@ -5,6 +5,7 @@ from bi_inductor.backend import batch_invariant
 from bi_inductor.check import check
 from bi_inductor.errors import (
     BatchInvariantError,
+    CaptureError,
     CompilerError,
     OpaqueOpError,
     OpaqueOpWarning,
@@ -15,10 +16,13 @@ from bi_inductor.errors import (
     UnsupportedVersionError,
 )
 from bi_inductor.explain import explain
+from bi_inductor.find import find
+from bi_inductor.find_variants import Variant
 from bi_inductor.options import Options
 
 __all__ = [
     "BatchInvariantError",
+    "CaptureError",
     "CompilerError",
     "OpaqueOpError",
     "OpaqueOpWarning",
@@ -28,8 +32,10 @@ __all__ = [
     "SampleMixingWarning",
     "UnsupportedOpError",
     "UnsupportedVersionError",
+    "Variant",
     "batch_invariant",
     "check",
     "explain",
+    "find",
 ]
 __version__ = "0.1.0"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from .check_batches import PLACES, BatchDim, Function, Inputs, Progress, Run, co
 from .check_padding import padding_of
 from .check_result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
 from .check_shrink import SmallestBatch
+from .settings import backend_name, compiled, thread_count
 
 
 def _whole_numbers(argument: str, values: Sequence[int], lowest: int, highest: int | None, why: str) -> tuple[int, ...]:
@@ -47,56 +47,6 @@ def _positions(given: Sequence[str | int], size: int) -> tuple[str | int, ...]:
                 f"from -{size} to {size - 1}"
             )
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _backend_name(backend: str | Callable[..., Any]) -> str:
-    if not isinstance(backend, str):
-        if not callable(backend):
-            raise ValueError(f"backend: got {backend!r}; allowed are a name and a callable")
-        return getattr(backend, "__name__", type(backend).__name__)
-    if backend != "eager":
-        import torch._dynamo
-
-        known = sorted({"eager", *torch._dynamo.list_backends(exclude_tags=())})
-        if backend not in known:
-            raise ValueError(f"backend: got {backend!r}; allowed are a callable and the names {', '.join(known)}")
-    return backend
-
-
-@contextlib.contextmanager
-def _compiled(
-    fn: Callable[..., Any],
-    backend: str | Callable[..., Any],
-    dynamic: bool | None,
-    options: Mapping[str, Any] | None,
-    shapes: int,
-) -> Iterator[Callable[..., Any]]:
-    """`fn` under the backend, freshly compiled; "eager" is `fn` itself."""
-    if backend == "eager":
-        yield fn
-        return
-    import torch._dynamo
-
-    # Each shape may be a compile of its own. Past its limit, Dynamo would silently run the function eagerly.
-    limit = max(torch._dynamo.config.recompile_limit, 4 * shapes + 4)
-    total = max(torch._dynamo.config.accumulated_recompile_limit, 8 * limit)
-    settings = {"recompile_limit": limit, "accumulated_recompile_limit": total, "fail_on_recompile_limit_hit": True}
-    torch._dynamo.reset()
-    try:
-        with torch._dynamo.config.patch(settings):
-            yield torch.compile(fn, backend=backend, dynamic=dynamic, options=dict(options) if options else None)
-    finally:
-        torch._dynamo.reset()
-
-
-@contextlib.contextmanager
-def _thread_count(threads: int) -> Iterator[None]:
-    found = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(found)
 
 
 def check(
@@ -167,7 +117,7 @@ def check(
     The thread count, the random state and Dynamo's settings are restored; Dynamo's compiled code is dropped
     (`torch._dynamo.reset`) before and after each setting, so other compiled functions compile again when next called.
     """
-    name = _backend_name(backend)
+    name = backend_name(backend)
     source = Inputs(inputs, batch_dim)
     if sequence_dim is not None:
         source.padding = padding_of(inputs, sequence_dim, out_sequence_dim, padding_values)
@@ -205,7 +155,7 @@ def check(
     report = Progress(progress, source.samples + len(settings) * (len(runs) + 1))
     with torch.random.fork_rng(devices=gpus):
         for setting in settings:
-            with _thread_count(setting[1]), _compiled(fn, backend, setting[0], options, shapes) as call:
+            with thread_count(setting[1]), compiled(fn, backend, setting[0], options, shapes) as call:
                 function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes, report)
                 if not reference:
                     for sample in range(source.samples):

@@ -42,9 +42,14 @@ class Run(NamedTuple):
     padding: Pad | None = None
 
 
-def _dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: str, root: str) -> list[Leaf]:
-    """Pairs each leaf with the batch dim that `given` (the value of `argument`) says for its top-level parent."""
-    tops = [_key(path[0]) if path else None for path, _ in leaves]
+def top_level_entries(leaves: list[tuple[Any, Any]]) -> list[Any]:
+    """For each leaf, with its path, the index or name of the top-level entry it belongs to."""
+    return [_key(path[0]) if path else None for path, _ in leaves]
+
+
+def leaves_with_dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: str, root: str) -> list[Leaf]:
+    """Pairs each leaf with the dim that `given` (the value of `argument`) says for its top-level parent."""
+    tops = top_level_entries(leaves)
     by_top: dict[Any, int | None]
     if given is None or isinstance(given, int):
         by_top = dict.fromkeys(tops, given)
@@ -95,7 +100,7 @@ class Inputs:
                     f"inputs{pytree.keystr(path)} is a {type(value).__name__}; allowed are tensors, numbers, strings, "
                     "None and containers that torch.utils._pytree knows (register_pytree_node adds one)"
                 )
-        self.leaves = _dims(leaves, batch_dim, "batch_dim", "inputs")
+        self.leaves = leaves_with_dims(leaves, batch_dim, "batch_dim", "inputs")
         sizes = {leaf.name: leaf.value.shape[leaf.dim] for leaf in self.leaves if leaf.is_batched}
         if not sizes:
             raise ValueError(f"inputs hold no tensor with a batch dim (batch_dim={batch_dim!r}); name the dim that holds the samples")
@@ -199,7 +204,7 @@ class Function:
         for path, value in flat:
             if not isinstance(value, (torch.Tensor, type(None))):
                 self.notes[f"output{pytree.keystr(path)} ({type(value).__name__}) was not compared"] = None
-        leaves = [leaf for leaf in _dims(flat, self.out_batch_dim, "out_batch_dim", "output") if leaf.is_batched]
+        leaves = [leaf for leaf in leaves_with_dims(flat, self.out_batch_dim, "out_batch_dim", "output") if leaf.is_batched]
         if not leaves:
             raise ValueError(f"the function returned no tensor with a batch dim (out_batch_dim={self.out_batch_dim!r})")
         for leaf in leaves:

@@ -24,6 +24,10 @@ class CompilerError(BatchInvariantError):
     """The C++ compiler is missing or failed."""
 
 
+class CaptureError(BatchInvariantError):
+    """The model cannot be captured as one graph that runs for every batch."""
+
+
 class OptionError(ValueError):
     """An option is unknown, has a bad value, or would undo a pin."""
 

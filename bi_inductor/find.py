@@ -1,0 +1,297 @@
+"""Which node of a model is the first to give a sample other bits in another batch?"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .check_batches import BatchDim
+from .find_layout import Layout
+from .find_result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
+from .find_variants import Samples, Setting, Variant, default_variants, resolve
+from .settings import backend_name
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from .find_capture import Captured
+    from .find_execution import Measured, Step
+
+
+def find(
+    model: Any,
+    inputs: Any,
+    *,
+    backend: str | Callable[..., Any] = "eager",
+    variants: Sequence[Variant] | None = None,
+    batch_dim: BatchDim = 0,
+    sequence_dim: BatchDim = None,
+    padding_values: float | Mapping[Any, float] = 0,
+    threads: int | None = None,
+    dynamic: bool = False,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> FindResult:
+    """Runs a model several ways, compares the samples that runs share, and names the first node whose bits part.
+
+    The model is captured as one graph with a symbolic batch size, ops as its source calls them. In eager, every value that an op
+    writes is compared, by a digest of each row, so memory stays that of a run; then the variant that parts first runs beside the
+    reference once more to measure by how much. Under a compiler the outputs are compared; where they differ the graph is compiled up
+    to a node, again and again, until the place is found.
+
+    Args:
+        model: a module in eval mode, a function, or a program loaded by ``torch.export.load`` that has a dynamic batch size.
+        inputs: a tensor (`model(inputs)`), a tuple or list (`model(*inputs)`) or a dict (`model(**inputs)`), possibly nested, with at least
+            two samples. They are never written to.
+        backend: what runs the model: "eager", "inductor", "batch_invariant" or any other backend of `torch.compile`.
+        variants: the ways to run it, two or more; the first is what the others are compared with. By default the whole batch against its
+            first sample alone, its last sample alone, and the batch in reverse order.
+        batch_dim: the dim that holds the samples: one number for all tensors, or a sequence or mapping with one entry per top-level
+            argument; None for a tensor without samples, such as a table.
+        sequence_dim: the dim along which variants pad, in the same forms; entries that a mapping lacks are None.
+        padding_values: what the padding holds: one number, or one per top-level argument (0 for those a mapping lacks).
+        threads: number of threads; default the current one.
+        dynamic: compile with symbolic shapes instead of once for each shape.
+        options: passed to `torch.compile`.
+        seed: of the global random state during every run, which is put back afterwards.
+
+    Returns:
+        A `FindResult`: true when no bits part; `text()`, `json()`, `write_reproduction(path)`.
+
+    Raises:
+        CaptureError: the model is not one graph (a graph break, a choice by value), fixes the batch size, writes to its inputs or state, or
+            needs a device that is not there.
+        ValueError: an argument does not fit; the message names it, what was given and what is allowed.
+    """
+    name = backend_name(backend)
+    samples = Samples(inputs, batch_dim, sequence_dim, padding_values)
+    chosen = default_variants(samples.inputs.samples) if variants is None else variants
+    settings = resolve(chosen, samples, backend, dynamic, threads)
+
+    from .find_capture import capture
+
+    captured = capture(model, samples.inputs, samples.sequence)
+    search = _Search(name, captured, samples, settings, options, seed)
+    return search.eager() if all(setting.eager for setting in settings) else search.under_a_compiler()
+
+
+class _Search:
+    """One call of `find`, after the capture."""
+
+    def __init__(
+        self,
+        backend: str,
+        captured: Captured,
+        samples: Samples,
+        settings: list[Setting],
+        options: Mapping[str, Any] | None,
+        seed: int,
+    ) -> None:
+        self.backend = backend
+        self.captured = captured
+        self.samples = samples
+        self.settings = settings
+        self.options = options
+        self.seed = seed
+        self.order = {node: index for index, node in enumerate(captured.nodes)}
+        self.padded = len({setting.extent[1:] for setting in settings}) > 1
+
+    def eager(self) -> FindResult:
+        """Every value of every variant by digests, then the first difference by its values."""
+        from .find_execution import digests, first_difference, in_step
+
+        reference, *others = self.settings
+        digested = []
+        for setting in self.settings:
+            with torch.random.fork_rng(devices=_gpus()):
+                torch.manual_seed(self.seed)
+                digested.append(digests(self.captured, self.samples, setting, self.padded))
+        rows, candidates = [], []
+        for setting, found in zip(others, digested[1:], strict=True):
+            first, differing = first_difference(self.order, (reference, digested[0]), (setting, found))
+            rows.append(VariantRow(setting.name, None if first is None else _name(first), len(differing)))
+            if first is not None:
+                candidates.append((self.order[first], len(setting.run.samples), setting, differing))
+        compared = len(digested[0])
+        if not candidates:
+            return self.result(rows, compared)
+        # The first node; where several variants part there, the smallest batch shows it.
+        _, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
+        with torch.random.fork_rng(devices=_gpus()):
+            torch.manual_seed(self.seed)
+            steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded)
+        first_step = next(step for step in steps if step.measured is not None)
+        assert first_step.measured is not None
+        node = self.describe(first_step.node, first_step.measured, setting, (), self.eager_cause(first_step))
+        table = tuple(self.row(step.node, step.measured, effect_of(step.operands, _ulp(step.measured), step.by_itself)) for step in steps)
+
+        def reproduce(path: Path) -> None:
+            from .find_reproduction import write_call
+
+            assert call is not None
+            write_call(path, self.captured, call, first_step.node, (reference, setting))
+
+        return self.result(rows, compared, node, setting.name, table, reproduce if call is not None else None)
+
+    def under_a_compiler(self) -> FindResult:
+        """The outputs of every variant, then the graph compiled up to a node, for the smallest variant that differs."""
+        from .find_compiled import CompiledPair, differences, run_nodes
+
+        reference, *others = self.settings
+        outputs = [node for node in self.captured.outputs if node.op == "call_function"]
+        rows, candidates = [], []
+        with torch.random.fork_rng(devices=_gpus()):
+            torch.manual_seed(self.seed)
+            runs = run_nodes(self.captured, self.samples, self.settings, self.captured.kept, outputs, self.options)
+            for setting, values in zip(others, runs.outputs[1:], strict=True):
+                at_end = differences(self.captured, outputs, (reference, setting), (runs.outputs[0], values), self.padded)
+                rows.append(VariantRow(setting.name, "the outputs" if at_end else None, 0))
+                if at_end:
+                    candidates.append((len(setting.run.samples), setting, at_end))
+            if not candidates:
+                return self.result(rows, len(outputs))
+            _, setting, at_end = min(candidates, key=lambda candidate: candidate[0])
+            pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded)
+            parting = pair.find(at_end)
+        node = self.describe(parting.node, parting.measured, setting, parting.kernels, parting.cause)
+        rows = [row if row.name != setting.name else VariantRow(row.name, node.name, 0) for row in rows]
+        table: list[TableRow] = []
+        before = 0.0
+        for landmark, measured in parting.landmarks:
+            table.append(self.row(landmark, measured, effect_of(before, _ulp(measured), False) if table else ""))
+            before = _ulp(measured) or 0.0
+
+        def reproduce(path: Path) -> None:
+            from .find_reproduction import write_part
+
+            write_part(path, pair, parting.node)
+
+        compiles = runs.compiles + parting.compiles
+        notes = (f"{compiles} graphs were compiled to find it; the table stores later values too, which can change what is fused",)
+        return self.result(rows, len(outputs), node, setting.name, tuple(table), reproduce, notes)
+
+    def result(
+        self,
+        rows: list[VariantRow],
+        compared: int,
+        node: FoundNode | None = None,
+        variant: str | None = None,
+        table: tuple[TableRow, ...] = (),
+        reproduce: Callable[[Path], None] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> FindResult:
+        return FindResult(
+            backend=self.backend,
+            reference=self.settings[0].name,
+            variants=tuple(rows),
+            nodes=len(self.order),
+            compared=compared,
+            node=node,
+            variant=variant,
+            table=table,
+            notes=(*self.not_compared(), *notes),
+            reproduce=reproduce,
+        )
+
+    def not_compared(self) -> tuple[str, ...]:
+        """A note on the values in which samples cannot be told apart."""
+        from .find_execution import layout_of
+
+        tensors = [node for node in self.captured.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+        left_out = [node.name for node in tensors if layout_of(self.captured, node, self.padded) is None]
+        if not left_out:
+            return ()
+        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
+        return (f"not compared, since the samples cannot be told apart in them: {len(left_out)} values ({names})",)
+
+    def describe(self, node: Node, measured: Measured, setting: Setting, kernels: tuple[str, ...], cause: str) -> FoundNode:
+        """The report on a node."""
+        from .passes.classify import source_line
+
+        call = _producer(node)
+        return FoundNode(
+            name=_name(node),
+            position=1 + self.order[call],
+            nodes=len(self.order),
+            op=str(call.target),
+            module=_module(call),
+            line=source_line(call),
+            operands=tuple(self.operand(source, setting) for source in call.all_input_nodes if source.op != "get_attr"),
+            output=self.operand(node, setting),
+            kernels=kernels,
+            cause=cause,
+            **measured._asdict(),
+        )
+
+    def eager_cause(self, step: Step) -> str:
+        """One sentence."""
+        if not step.repeatable:
+            return "the op gives other bits each time it is called: it is random or not deterministic, so this is not due to the batch"
+        layouts = [self.captured.layouts[node] for node in (step.node, *_producer(step.node).all_input_nodes)]
+        batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
+        if not batches[0] and any(batches[1:]):
+            return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
+        if step.by_itself:
+            return "the op itself: on the same rows it gives other bits"
+        return "its operands have the same bits where they can be compared; samples cannot be told apart in the others"
+
+    def row(self, node: Node, measured: Measured | None, effect: str) -> TableRow:
+        from .passes.classify import source_line
+
+        call = _producer(node)
+        count = measured.elements_different if measured else 0
+        is_output = node in self.captured.outputs
+        return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output)
+
+    def operand(self, node: Node, setting: Setting) -> Operand:
+        """A value's dtype, shape and strides in the reference and in ``setting``."""
+        texts = []
+        for extent in (self.settings[0].extent, setting.extent):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                shape, strides = (
+                    [self.captured.symbols.number(size, extent.batch, extent.length) for size in sizes]
+                    for sizes in (value.shape, value.stride())
+                )
+                texts.append(f"{str(value.dtype).removeprefix('torch.')}{shape} strides {tuple(strides)}")
+            elif isinstance(value, (tuple, list)):
+                texts.append(f"{len(value)} tensors")
+            else:
+                texts.append(str(self.captured.symbols.number(value, extent.batch, extent.length)))
+        return Operand(_name(node), *texts)
+
+
+def _producer(node: Node) -> Node:
+    """The op that made a value; for one of several results the op itself."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, torch.fx.Node) else node
+
+
+def _name(node: Node) -> str:
+    """The node's name; "split[1]" for one of several results."""
+    producer = _producer(node)
+    return producer.name if producer is node else f"{producer.name}[{node.args[1]}]"
+
+
+def _module(node: Node) -> str:
+    """Path and class of the nearest module, "" for a function."""
+    stack = [entry for entry in node.meta.get("nn_module_stack", {}).values() if not str(entry[0]).startswith("_empty")]
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    kind = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+    if not path:
+        return "" if kind == "_Function" else kind
+    return f"{path} ({kind})"
+
+
+def _ulp(measured: Measured | None) -> float | None:
+    return None if measured is None else measured.max_ulp
+
+
+def _gpus() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

@@ -1,0 +1,305 @@
+"""Captures a model as one graph with a symbolic batch size, every op as the model's source calls it.
+
+torch.export in its first form is what is wanted: linear, matmul, attention and norms are whole, ops in place stay in place, and each node
+knows its source line and module. Running that graph node by node gives the bits of the eager model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from .check_batches import Inputs, Leaf, Run
+from .errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import GraphModule, Node
+
+    from .find_layout import Layouts, Symbols
+
+Model = "Callable[..., Any] | ExportedProgram"
+
+
+@dataclass
+class Captured:
+    """A model as a graph.
+
+    Attributes:
+        module: holds the graph; each placeholder is a parameter, a buffer, a constant or an input.
+        constants: the values of the placeholders that are no inputs.
+        inputs: for each other placeholder, which leaf of the inputs it is.
+        layouts: where the samples are in each node's value.
+        symbols: the symbols in the shapes.
+        last_uses: the values that nobody needs after a node.
+        kept: the nodes that the outputs, or ops in place, depend on; in order.
+    """
+
+    module: GraphModule
+    constants: dict[str, Any]
+    inputs: dict[str, int]
+    layouts: dict[Node, Layouts]
+    symbols: Symbols
+    last_uses: dict[Node, list[Node]]
+    kept: list[Node]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The calls of the graph, in order."""
+        return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+    @property
+    def outputs(self) -> list[Node]:
+        """The nodes whose values the model returns."""
+        return list(self.module.graph.output_node().all_input_nodes)
+
+
+class _Function(torch.nn.Module):
+    """A function as a module whose parameters are its arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return self.function(*arguments, **named)
+
+
+def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
+    """The graph of ``model``.
+
+    Args:
+        model: a module, a function, or a program of torch.export with a dynamic batch size.
+        inputs: what it is called with.
+        sequence: for each leaf of the inputs the dim whose length varies between variants, or None.
+
+    Raises:
+        CaptureError: the model is not one graph, fixes the batch size, writes to its inputs or state, or needs a device that is not there.
+    """
+    from torch.export import ExportedProgram
+
+    from .find_layout import layouts
+
+    program = model if isinstance(model, ExportedProgram) else _export(model, inputs, sequence)
+    signature = program.graph_signature
+    constants: dict[str, Any] = {}
+    user_inputs: list[str] = []
+    state = {**dict(program.named_parameters()), **dict(program.named_buffers()), **program.constants}
+    for spec in signature.input_specs:
+        name = getattr(spec.arg, "name", None)
+        if spec.kind.name == "USER_INPUT":
+            user_inputs.append(str(name))
+        elif name is not None and spec.target is not None:
+            constants[name] = state[spec.target]
+    if len(user_inputs) != len(inputs.leaves):
+        raise CaptureError(
+            f"the saved program takes {len(user_inputs)} inputs and {len(inputs.leaves)} are given; give all inputs it was exported with, "
+            "in their order."
+        )
+    leaf_of = {name: index for index, name in enumerate(user_inputs)}
+    graph = program.graph_module.graph
+    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, inputs.leaves, sequence)
+    for node in list(graph.nodes):
+        _check_node(node, constants, leaf_of)
+        # Checks of sizes that hold for the batch of the capture only.
+        if node.op == "call_function" and not node.users and "_assert" in str(node.target):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return Captured(
+        module=program.graph_module,
+        constants=constants,
+        inputs=leaf_of,
+        layouts=layouts(graph, symbols),
+        symbols=symbols,
+        last_uses=_last_uses(graph),
+        kept=_kept(graph),
+    )
+
+
+def _call_arguments(values: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments of a call whose ``inputs`` are given as `find` takes them; ``values``: one for each."""
+    if isinstance(inputs, dict):
+        return (), values
+    return (tuple(values), {}) if isinstance(inputs, (tuple, list)) else ((values,), {})
+
+
+def _export(model: Callable[..., Any], inputs: Inputs, sequence: list[int | None]) -> ExportedProgram:
+    from torch.export import Dim, export
+
+    example, _ = inputs.gather(Run("capture", tuple(range(inputs.samples)), ()), grad=False)
+    arguments, named = _call_arguments(example, example)
+    dynamic: list[Any] = []
+    for leaf, length in zip(inputs.leaves, sequence, strict=True):
+        dims = {dim: Dim.AUTO for dim in (leaf.dim, length) if dim is not None}
+        dynamic.append(dims if isinstance(leaf.value, torch.Tensor) and dims else None)
+    shapes, named_shapes = _call_arguments(pytree.tree_unflatten(dynamic, inputs.structure), example)
+    specification: Any
+    if isinstance(model, torch.nn.Module) and not _takes_any(model.forward):
+        module = model
+        specification = {**dict(zip(inspect.signature(model.forward).parameters, shapes, strict=False)), **named_shapes}
+    else:
+        module, arguments, named = _Function(model), (arguments, named), {}
+        specification = (shapes, named_shapes)
+    try:
+        with torch.no_grad(), _user_frames():
+            return export(module, arguments, named, dynamic_shapes=specification, strict=False)
+    except Exception as error:
+        raise _capture_error(error) from error
+
+
+@contextlib.contextmanager
+def _user_frames() -> Iterator[None]:
+    """While active, the nodes that export makes know every line of the user's code that led to them.
+
+    By itself export keeps only frames of functions called "forward", so an op in a helper function would be given its caller's line.
+    Frames of registered functions are kept too (torch.fx.proxy, checked in 2.13.0): each is registered when it calls into torch.
+    """
+    from torch.fx import proxy
+    from torch.overrides import TorchFunctionMode
+
+    from .passes.classify import TORCH_FOLDER
+
+    anchors: set[tuple[str, str]] = proxy._STACK_TRACE_ANCHORS
+    before = set(anchors)
+
+    class RegisterCallers(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            frame = sys._getframe(1)
+            while frame is not None and frame.f_code is not _export.__code__:
+                if not frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
+                    anchors.add((frame.f_code.co_filename, frame.f_code.co_name))
+                frame = frame.f_back  # type: ignore[assignment]  # None at the end
+            return func(*args, **(kwargs or {}))
+
+    try:
+        with RegisterCallers():
+            yield
+    finally:
+        anchors.intersection_update(before)
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    return bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+
+
+def _capture_error(error: Exception) -> CaptureError:
+    """One sentence that says what stopped the capture, where, and what to do."""
+    line = _user_line(error)
+    text = str(error)
+    name = type(error).__name__
+    if "cuda" in text.lower() and not torch.cuda.is_available():
+        return CaptureError(f"the model uses a CUDA device at {line}, and this machine has none; move it to the CPU, or run find on a GPU.")
+    if name in ("GuardOnDataDependentSymNode", "DataDependentOutputException") or "data-dependent" in text:
+        return CaptureError(
+            f"a branch or a shape depends on values at {line}, so the model is not one graph for every batch; call find on the parts "
+            "before and after it, or write the choice with torch.where or torch.cond."
+        )
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    return CaptureError(
+        f"the model cannot be captured as one graph (a graph break) at {line}: {name}: {first.rstrip('.')}; call find on the parts before "
+        "and after it, or write it with torch ops only."
+    )
+
+
+def _user_line(error: BaseException) -> str:
+    """The innermost line of the traceback that is neither torch's nor ours."""
+    from .passes.classify import TORCH_FOLDER
+
+    own = __file__.rpartition("/")[0]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((TORCH_FOLDER, own, "<"))]
+    return f'"{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else "an unknown line"
+
+
+def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None]) -> Symbols:
+    from .find_layout import Symbols
+
+    batch: set[Any] = set()
+    lengths: set[Any] = set()
+    for node in placeholders:
+        if node.name not in leaf_of:
+            continue
+        leaf, length = leaves[leaf_of[node.name]], sequence[leaf_of[node.name]]
+        for dim, found, what in ((leaf.dim, batch, "batch size"), (length, lengths, "length")):
+            if dim is None:
+                continue
+            size = node.meta["val"].shape[dim]
+            if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
+                argument = "batch_dim" if what == "batch size" else "sequence_dim"
+                raise CaptureError(
+                    f"the captured graph fixes the {what} to {size} (dim {dim} of {leaf.name}), so others cannot run through it; look for a "
+                    "view, a branch or a constant of that size in the model (or a program saved without a dynamic dim there), or say "
+                    f"{argument}=None for inputs without it."
+                )
+            found.add(size.node.expr)
+    return Symbols(frozenset(batch), frozenset(lengths))
+
+
+def written_arguments(node: Node) -> list[Any]:
+    """The arguments that the node's op writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    found: list[Any] = []
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            found += value if isinstance(value, (tuple, list)) else [value]
+    return found
+
+
+def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) -> None:
+    """Raises CaptureError for what would make one run depend on the run before, and for devices that are not there."""
+    from .passes.classify import source_line
+
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available():
+            raise CaptureError(
+                f"the model uses the device {value.device} at {source_line(node)}, and this machine has no CUDA device; move it to the "
+                "CPU, or run find on a GPU."
+            )
+    for written in written_arguments(node):
+        root = written
+        while isinstance(root, torch.fx.Node) and root.op == "call_function" and _is_view(root):
+            root = root.args[0]
+        if isinstance(root, torch.fx.Node) and root.op == "placeholder":
+            what = "an input" if root.name in leaf_of else "a parameter or buffer"
+            raise CaptureError(
+                f"{node.target} writes to {what} ({root.name}) in place at {source_line(node)}, so one run would change the next; write "
+                "to a copy (clone it first), or put the module into eval mode if these are running statistics."
+            )
+
+
+def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
+    return any(value.alias_info is not None for value in returns)
+
+
+def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
+    uses: dict[Node, list[Node]] = {}
+    seen = set()
+    for node in reversed(graph.nodes):
+        uses[node] = [source for source in node.all_input_nodes if source not in seen]
+        if node not in seen and node.op != "output":
+            # A result that nobody reads.
+            uses[node].append(node)
+        seen.update(node.all_input_nodes)
+    return uses
+
+
+def _kept(graph: torch.fx.Graph) -> list[Node]:
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in needed or node.op == "output" or written_arguments(node):
+            needed.update({node, *node.all_input_nodes})
+    return [node for node in graph.nodes if node in needed and node.op == "call_function"]

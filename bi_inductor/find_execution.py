@@ -1,0 +1,288 @@
+"""Runs a captured graph node by node: once for the digests of all rows, and two variants in step to measure where they part."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+from .find_capture import Captured, written_arguments
+from .find_digest import row_digests
+from .find_layout import Layout
+from .find_variants import Samples, Setting, shared_places
+from .settings import thread_count
+from .ulp import bits_differ, ulp_distance
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+# A value's digests, its shape without the samples, its dtype.
+Digest = tuple[torch.Tensor, tuple[int, ...], torch.dtype]
+
+
+class Execution:
+    """The values of a graph during one run; a value is dropped after its last use."""
+
+    def __init__(self, captured: Captured, samples: Samples, setting: Setting) -> None:
+        self.captured = captured
+        self.setting = setting
+        leaves = samples.leaves(setting)
+        self.values: dict[Node, Any] = {}
+        for node in captured.module.graph.find_nodes(op="placeholder"):
+            self.values[node] = leaves[captured.inputs[node.name]] if node.name in captured.inputs else captured.constants.get(node.name)
+
+    def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The running values of a node's arguments."""
+        return torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+
+    def step(self, node: Node) -> Any:
+        """Runs one node and returns its value."""
+        if node.op == "get_attr":
+            value: Any = operator.attrgetter(str(node.target))(self.captured.module)
+        else:
+            arguments, named = self.arguments(node)
+            value = node.target(*arguments, **named)  # type: ignore[operator]  # a call_function node
+        self.values[node] = value
+        return value
+
+    def release(self, node: Node) -> None:
+        """Drops what nobody needs after ``node``."""
+        for source in self.captured.last_uses[node]:
+            self.values.pop(source, None)
+
+
+def steps(captured: Captured) -> Iterator[Node]:
+    """The nodes to run, in order."""
+    return (node for node in captured.module.graph.nodes if node.op in ("call_function", "get_attr"))
+
+
+def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
+    """Where the rows of a node's value are; None when they cannot be compared."""
+    layout = captured.layouts[node]
+    return layout if isinstance(layout, Layout) and layout.comparable(padded) else None
+
+
+def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool) -> dict[Node, Digest]:
+    """Runs the whole graph; the digests of every value that an op wrote (views of an earlier value are left out)."""
+    found: dict[Node, Digest] = {}
+    with torch.no_grad(), thread_count(setting.threads):
+        execution = Execution(captured, samples, setting)
+        for node in steps(captured):
+            value = execution.step(node)
+            layout = layout_of(captured, node, padded)
+            if layout is not None and isinstance(value, torch.Tensor) and not _is_seen(node, value, execution):
+                rows = layout.rows(value, setting.extent)
+                found[node] = row_digests(rows), tuple(rows.shape[1:]), rows.dtype
+            execution.release(node)
+    return found
+
+
+def _is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:
+    """Whether the value is a view of one that came before; the results of an op that has several are looked at one by one."""
+    if node.target is operator.getitem or written_arguments(node):
+        return False
+    storage = value.untyped_storage().data_ptr()
+    sources = [source for argument in node.all_input_nodes for source in pytree.tree_leaves(execution.values[argument])]
+    return any(isinstance(source, torch.Tensor) and source.untyped_storage().data_ptr() == storage for source in sources)
+
+
+def first_difference(
+    order: dict[Node, int], reference: tuple[Setting, dict[Node, Digest]], other: tuple[Setting, dict[Node, Digest]]
+) -> tuple[Node | None, set[Node]]:
+    """The first node whose shared rows have other digests, and all such nodes."""
+    places, other_places = shared_places(reference[0], other[0])
+    differing = set()
+    for node in reference[1].keys() & other[1].keys():
+        left, right = reference[1][node], other[1][node]
+        rows, other_rows = (places, other_places) if _has_samples(left, right, reference[0], other[0]) else ([0], [0])
+        if left[1:] != right[1:]:
+            # Another shape of a value without samples is no difference of bits: it follows the padding.
+            if _has_samples(left, right, reference[0], other[0]) or reference[0].extent[1:] == other[0].extent[1:]:
+                differing.add(node)
+        elif not torch.equal(left[0][rows], right[0][other_rows]):
+            differing.add(node)
+    return min(differing, key=order.__getitem__, default=None), differing
+
+
+def _has_samples(left: Digest, right: Digest, reference: Setting, other: Setting) -> bool:
+    return (len(left[0]), len(right[0])) == (reference.extent.batch, other.extent.batch)
+
+
+class Measured(NamedTuple):
+    """How far the shared rows of a value are apart.
+
+    Attributes:
+        rows, rows_different: how many rows were compared, how many of them differ.
+        elements, elements_different: the same for their elements.
+        max_ulp: the largest distance in units in the last place.
+        place: of the first element that differs, in the reference; row first for values that hold samples.
+        values: that element in the reference and in the other variant.
+    """
+
+    rows: int
+    rows_different: int
+    elements: int
+    elements_different: int
+    max_ulp: float
+    place: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+def measure(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
+    """Compares rows [rows, ...] bit for bit; None when all are the same."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return Measured(len(left), len(left), left.numel(), left.numel(), float("inf"), (), (tuple(left.shape), tuple(right.shape)))
+    differ = bits_differ(left, right)
+    count = int(differ.sum())
+    if not count:
+        return None
+    place = tuple(differ.nonzero()[0].tolist())
+    return Measured(
+        rows=len(left),
+        rows_different=int(differ.flatten(1).any(1).sum()) if differ.dim() > 1 else count,
+        elements=differ.numel(),
+        elements_different=count,
+        max_ulp=float(ulp_distance(left[differ], right[differ]).max()),
+        place=place,
+        values=(left[place].item(), right[place].item()),
+    )
+
+
+def compare(layout: Layout, left: tuple[Any, Setting], right: tuple[Any, Setting]) -> Measured | None:
+    """The distance of a value's shared rows in two variants."""
+    rows, other_rows = (layout.rows(value, setting.extent) for value, setting in (left, right))
+    if layout.batches:
+        places, other_places = shared_places(left[1], right[1])
+        return measure(rows[places], other_rows[other_places])
+    if rows.shape != other_rows.shape and left[1].extent[1:] != right[1].extent[1:]:
+        return None
+    measured = measure(rows, other_rows)
+    return measured and measured._replace(place=measured.place[1:])
+
+
+@dataclass
+class Step:
+    """What two variants did at one node whose bits differ, or that met differing bits.
+
+    Attributes:
+        node: the node.
+        measured: how far its value is apart; None when the bits are the same although an operand's differ.
+        operands: the largest distance among its operands, 0 when they are the same.
+        by_itself: whether it differs when both variants are given the reference's rows; None when that was not tried.
+        repeatable: whether the same call on the same operands gave the same bits.
+    """
+
+    node: Node
+    measured: Measured | None
+    operands: float
+    by_itself: bool | None = None
+    repeatable: bool = True
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Call:
+    """One node and its arguments in both variants, with the same rows in both: what a reproduction of an eager difference needs."""
+
+    node: Node
+    reference: Arguments
+    other: Arguments
+
+
+def in_step(
+    captured: Captured, samples: Samples, reference: Setting, other: Setting, differing: set[Node], padded: bool
+) -> tuple[list[Step], Call | None]:
+    """Runs two eager variants side by side and measures every node in ``differing``, and those that make equal of different operands.
+
+    The values of both are alive at a time, so memory is that of the two runs together.
+
+    Returns:
+        The steps in order, and the first call that differs although its operands are the same.
+    """
+    found: list[Step] = []
+    first: Call | None = None
+    with torch.no_grad():
+        left, right = Execution(captured, samples, reference), Execution(captured, samples, other)
+        # For each value that differs, its distance in ulp; for an op, what it gives in the other variant on the reference's rows.
+        distances: dict[Node, float] = {}
+        healed: dict[Node, Any] = {}
+        for node in steps(captured):
+            calls = [node, *(user for user in node.users if user.target is operator.getitem)]
+            before = None
+            if node.target is not operator.getitem and not differing.isdisjoint(calls):
+                before = same_rows(captured, node, left, right, distances)
+            with thread_count(reference.threads):
+                value = left.step(node)
+            with thread_count(other.threads):
+                other_value = right.step(node)
+                if before is not None:
+                    healed[node] = node.target(*before[1][0], **before[1][1])  # type: ignore[operator]  # a call_function node
+            operands = max((distances.get(source, 0.0) for source in node.all_input_nodes), default=0.0)
+            layout = layout_of(captured, node, padded)
+            if node in differing and layout is not None:
+                step = Step(node, compare(layout, (value, reference), (other_value, other)), operands)
+                distances[node] = step.measured.max_ulp if step.measured else 0.0
+                if (alike := _result(node, healed)) is not None:
+                    step.by_itself = compare(layout, (value, reference), (alike, other)) is not None
+                if step.by_itself and before is not None and first is None:
+                    first = Call(node, *before)
+                    with thread_count(reference.threads):
+                        again = node.target(*before[0][0], **before[0][1])  # type: ignore[operator]  # as above
+                    step.repeatable = compare(layout, (value, reference), (again, reference)) is None
+                found.append(step)
+            elif operands and not isinstance(value, int):
+                if isinstance(value, torch.Tensor) and layout is not None and not _is_seen(node, value, left):
+                    found.append(Step(node, None, operands))
+                else:
+                    # A view, or an op of several results, carries what its operand has.
+                    distances[node] = operands
+            for source in captured.last_uses[node]:
+                healed.pop(source, None)
+            left.release(node)
+            right.release(node)
+    return found, first
+
+
+def _result(node: Node, results: dict[Node, Any]) -> Any:
+    """The result of ``node`` among ``results``, for an item of an op of several results too."""
+    if node.target is operator.getitem and node.args[0] in results:
+        return results[node.args[0]][node.args[1]]  # type: ignore[index]  # checked in the line above
+    return results.get(node)
+
+
+def same_rows(captured: Captured, node: Node, left: Execution, right: Execution, differing: Container[Node]) -> tuple[Arguments, Arguments]:
+    """The node's arguments in both variants; where those of the other one differ, the shared rows are replaced by the reference's."""
+    written = set(written_arguments(node))
+
+    def own(source: Node) -> Any:
+        value = left.values[source]
+        return value.clone() if source in written else value
+
+    def replaced(source: Node) -> Any:
+        if isinstance(right.values[source], torch.Tensor) and source in differing:
+            return replace_rows(captured, source, left, right)
+        return right.values[source].clone() if source in written else right.values[source]
+
+    arguments = (node.args, node.kwargs)
+    return torch.fx.node.map_arg(arguments, own), torch.fx.node.map_arg(arguments, replaced)
+
+
+def replace_rows(captured: Captured, node: Node, left: Execution, right: Execution) -> Any:
+    """A copy of a node's value in the other variant whose shared rows are those of the reference."""
+    value, other = left.values[node], right.values[node]
+    if not isinstance(other, torch.Tensor):
+        return other
+    other = other.clone()
+    layout = captured.layouts[node]
+    if isinstance(layout, Layout) and layout.batches == 1:
+        places, other_places = shared_places(left.setting, right.setting)
+        layout.rows(other, right.setting.extent)[other_places] = layout.rows(value, left.setting.extent)[places]
+    elif value.shape == other.shape:
+        other.copy_(value)
+    return other
