@@ -201,8 +201,9 @@ class _Search:
         """A note on the values in which samples cannot be told apart."""
         from .find_execution import layout_of
 
-        tensors = [node for node in self.captured.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
-        left_out = [node.name for node in tensors if layout_of(self.captured, node, self.padded) is None]
+        nodes = [node for node in self.captured.nodes if node in self.captured.of_samples]
+        tensors = [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+        left_out = [_name(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
         if not left_out:
             return ()
         names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
@@ -235,6 +236,9 @@ class _Search:
         batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
         if not batches[0] and any(batches[1:]):
             return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
+        if step.moved:
+            names = ", ".join(_name(node) for node in step.moved)
+            return f"{names} counts positions from the start of the padding, so a sample's positions move with it; make them from the mask"
         if step.by_itself:
             return "the op itself: on the same rows it gives other bits"
         return "its operands have the same bits where they can be compared; samples cannot be told apart in the others"

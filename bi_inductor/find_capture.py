@@ -40,6 +40,7 @@ class Captured:
         inputs: for each other placeholder, which leaf of the inputs it is.
         layouts: where the samples are in each node's value.
         symbols: the symbols in the shapes.
+        of_samples: the nodes whose values are computed from inputs that hold samples; others follow at most the sizes, as arange does.
         last_uses: the values that nobody needs after a node.
         kept: the nodes that the outputs, or ops in place, depend on; in order.
     """
@@ -49,6 +50,7 @@ class Captured:
     inputs: dict[str, int]
     layouts: dict[Node, Layouts]
     symbols: Symbols
+    of_samples: set[Node]
     last_uses: dict[Node, list[Node]]
     kept: list[Node]
 
@@ -120,6 +122,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
         inputs=leaf_of,
         layouts=layouts(graph, symbols),
         symbols=symbols,
+        of_samples=_of_samples(graph, {name for name, index in leaf_of.items() if inputs.leaves[index].is_batched}),
         last_uses=_last_uses(graph),
         kept=_kept(graph),
     )
@@ -236,7 +239,7 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
             if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
                 argument = "batch_dim" if what == "batch size" else "sequence_dim"
                 raise CaptureError(
-                    f"the captured graph fixes the {what} to {size} (dim {dim} of {leaf.name}), so others cannot run through it; look for a "
+                    f"the captured graph fixes the {what} to {size} (dim {dim} of {leaf.name}), so others cannot run; look for a "
                     "view, a branch or a constant of that size in the model (or a program saved without a dynamic dim there), or say "
                     f"{argument}=None for inputs without it."
                 )
@@ -283,6 +286,16 @@ def _is_view(node: Node) -> bool:
         return True
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
     return any(value.alias_info is not None for value in returns)
+
+
+def _of_samples(graph: torch.fx.Graph, batched: set[str]) -> set[Node]:
+    found: set[Node] = set()
+    for node in graph.nodes:
+        reads = node.name in batched if node.op == "placeholder" else any(source in found for source in node.all_input_nodes)
+        # A size is no value of a sample.
+        if reads and not isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            found.add(node)
+    return found
 
 
 def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:

@@ -66,4 +66,6 @@ def _words(part: torch.Tensor) -> torch.Tensor:
         if torch.isnan(part.sum()):
             words = words.masked_fill(torch.isnan(part), -1)
     # Whole 32-bit words where the width allows: half as many for 16 bits, twice as many for 64, whose sign would lose its weight.
-    return words.view(torch.int32) if words.shape[1] * words.element_size() % 4 == 0 else words
+    if words.shape[1] * words.element_size() % 4:
+        return words
+    return (words if words.storage_offset() * words.element_size() % 4 == 0 else words.clone()).view(torch.int32)

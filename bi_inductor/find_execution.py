@@ -63,7 +63,9 @@ def steps(captured: Captured) -> Iterator[Node]:
 def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
     """Where the rows of a node's value are; None when they cannot be compared."""
     layout = captured.layouts[node]
-    return layout if isinstance(layout, Layout) and layout.comparable(padded) else None
+    if not isinstance(layout, Layout) or not layout.comparable(padded):
+        return None
+    return None if node not in captured.of_samples and layout.follows_sizes(padded) else layout
 
 
 def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool) -> dict[Node, Digest]:
@@ -174,6 +176,7 @@ class Step:
         operands: the largest distance among its operands, 0 when they are the same.
         by_itself: whether it differs when both variants are given the reference's rows; None when that was not tried.
         repeatable: whether the same call on the same operands gave the same bits.
+        moved: operands that hold positions of the padded samples instead of values of samples, and so differ.
     """
 
     node: Node
@@ -181,6 +184,7 @@ class Step:
     operands: float
     by_itself: bool | None = None
     repeatable: bool = True
+    moved: tuple[Node, ...] = ()
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -228,6 +232,7 @@ def in_step(
             if node in differing and layout is not None:
                 step = Step(node, compare(layout, (value, reference), (other_value, other)), operands)
                 distances[node] = step.measured.max_ulp if step.measured else 0.0
+                step.moved = tuple(s for s in node.all_input_nodes if s not in captured.of_samples and s in distances)
                 if (alike := _result(node, healed)) is not None:
                     step.by_itself = compare(layout, (value, reference), (alike, other)) is not None
                 if step.by_itself and before is not None and first is None:
@@ -236,6 +241,9 @@ def in_step(
                         again = node.target(*before[0][0], **before[0][1])  # type: ignore[operator]  # as above
                     step.repeatable = compare(layout, (value, reference), (again, reference)) is None
                 found.append(step)
+            elif padded and node not in captured.of_samples and (moved := _moved(captured, node, (value, reference), (other_value, other))):
+                # Positions, or what was made of them: other values at the compared positions, and no fault of the op.
+                distances[node] = moved.max_ulp
             elif operands and not isinstance(value, int):
                 if isinstance(value, torch.Tensor) and layout is not None and not _is_seen(node, value, left):
                     found.append(Step(node, None, operands))
@@ -247,6 +255,13 @@ def in_step(
             left.release(node)
             right.release(node)
     return found, first
+
+
+def _moved(captured: Captured, node: Node, left: tuple[Any, Setting], right: tuple[Any, Setting]) -> Measured | None:
+    """How far a value that does not come from samples is apart at the compared positions."""
+    layout = captured.layouts[node]
+    known = isinstance(layout, Layout) and not layout.batches and layout.comparable(padded=True)
+    return compare(layout, left, right) if known and isinstance(left[0], torch.Tensor) else None  # type: ignore[arg-type]  # known says so
 
 
 def _result(node: Node, results: dict[Node, Any]) -> Any:
@@ -283,6 +298,8 @@ def replace_rows(captured: Captured, node: Node, left: Execution, right: Executi
     if isinstance(layout, Layout) and layout.batches == 1:
         places, other_places = shared_places(left.setting, right.setting)
         layout.rows(other, right.setting.extent)[other_places] = layout.rows(value, left.setting.extent)[places]
+    elif isinstance(layout, Layout) and layout.comparable(padded=True):
+        layout.rows(other, right.setting.extent).copy_(layout.rows(value, left.setting.extent))
     elif value.shape == other.shape:
         other.copy_(value)
     return other

@@ -108,6 +108,10 @@ class Layout:
             return False
         return not padded or all(factor == SEQUENCE or (factor.number and not factor.sequences) for dim in self.dims for factor in dim)
 
+    def follows_sizes(self, padded: bool) -> bool:
+        """Whether the batch size, or for ``padded`` the length, is in the shape."""
+        return any(factor.batches or (padded and (factor.sequences or not factor.number)) for dim in self.dims for factor in dim)
+
     def _factors(self, value: torch.Tensor, extent: Extent) -> tuple[torch.Tensor, list[Factor]]:
         """The value with one dim a factor."""
         sizes: list[int] = []
