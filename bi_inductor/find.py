@@ -286,11 +286,13 @@ def _module(node: Node) -> str:
     stack = [entry for entry in node.meta.get("nn_module_stack", {}).values() if not str(entry[0]).startswith("_empty")]
     if not stack:
         return ""
-    path, kind = stack[-1]
-    kind = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
-    if not path:
-        return "" if kind == "_Function" else kind
-    return f"{path} ({kind})"
+    kinds = [(kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2] for _, kind in stack]
+    path = str(stack[-1][0])
+    if kinds[0] == "_Function":
+        # The capture wrapped the user's function or module.
+        path = path.removeprefix("function").removeprefix(".")
+        kinds[0] = ""
+    return f"{path} ({kinds[-1]})" if path else kinds[-1]
 
 
 def _ulp(measured: Measured | None) -> float | None:
