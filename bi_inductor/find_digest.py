@@ -70,8 +70,8 @@ def _words(part: torch.Tensor, has_nan: bool) -> torch.Tensor:
         words = words.masked_fill(torch.isnan(part.float() if size == 1 else part), -1)
     if words.shape[1] * size % 8:
         return words.to(torch.int64, copy=True)
-    if words.storage_offset() * size % 8:
-        words = words.clone()
+    if words.storage_offset() * size % 8 or words.stride(0) * size % 8:
+        words = words.clone(memory_format=torch.contiguous_format)
     words = words.view(torch.int64)
     # An odd weight leaves a top bit where it is, so two flipped signs would cancel: give it to a lower bit as well.
     return (words >> 32).add_(words)
