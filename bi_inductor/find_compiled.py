@@ -188,13 +188,18 @@ class CompiledPair:
         self.padded = padded
         self.units = _units(captured)
         self.compiles = 0
+        self.answers: dict[Any, tuple[dict[Node, Measured], tuple[str, str]]] = {}
 
     def compare_outputs(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> tuple[dict[Node, Measured], tuple[str, str]]:
         """Compiles ``nodes`` for both variants; the outputs that differ, and the last kernel of each."""
-        settings = (self.reference, self.other)
-        runs = run_nodes(self.captured, self.samples, settings, nodes, outputs, self.options)
-        self.compiles += runs.compiles
-        return differences(self.captured, outputs, settings, runs.outputs, self.padded), (runs.kernels[0], runs.kernels[1])
+        asked = (tuple(nodes), tuple(outputs))
+        if asked not in self.answers:
+            settings = (self.reference, self.other)
+            runs = run_nodes(self.captured, self.samples, settings, nodes, outputs, self.options)
+            self.compiles += runs.compiles
+            differing = differences(self.captured, outputs, settings, runs.outputs, self.padded)
+            self.answers[asked] = differing, (runs.kernels[0], runs.kernels[1])
+        return self.answers[asked]
 
     def up_to(self, position: int) -> dict[Node, Measured]:
         """What differs among the values that are alive after a unit, when the graph ends there."""
