@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from .check_batches import PLACES, BatchDim, Function, Inputs, Progress, Run, compare_rows, plan, smallest
+from .check_batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
 from .check_padding import padding_of
 from .check_result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
 from .check_shrink import SmallestBatch
+from .leaves import BatchDim
 from .settings import backend_name, compiled, thread_count
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 
-if TYPE_CHECKING:
-    from .check_batches import BatchDim, Leaf
+from .leaves import BatchDim, Leaf, leaves_with_dims, top_level_entries
 
 SIDES = ("left", "right")
 
@@ -51,23 +50,19 @@ class Padding:
 
     def cut_outputs(self, outputs: Any, pad: Pad) -> Any:
         """The outputs of a padded call without what stands at the padding. Raises ValueError when a dim does not fit."""
-        from .check_batches import _dims
-
         leaves, structure = pytree.tree_flatten_with_path(outputs)
-        named = _dims(leaves, _absent_is_none(leaves, self.out_dim), "out_sequence_dim", "output")
+        named = leaves_with_dims(leaves, _absent_is_none(leaves, self.out_dim), "out_sequence_dim", "output")
         return pytree.tree_unflatten([leaf.value if leaf.dim is None else pad.cut(leaf.value, leaf.dim) for leaf in named], structure)
 
 
 def padding_of(inputs: Any, sequence_dim: BatchDim, out_sequence_dim: BatchDim, values: float | Mapping[Any, float]) -> Padding:
     """Checks `check`'s arguments about padding. Raises ValueError, naming the one that does not fit."""
-    from .check_batches import _dims, _key
-
     leaves = pytree.tree_flatten_with_path(inputs)[0]
-    named = _dims(leaves, _absent_is_none(leaves, sequence_dim), "sequence_dim", "inputs")
+    named = leaves_with_dims(leaves, _absent_is_none(leaves, sequence_dim), "sequence_dim", "inputs")
     dims = {leaf.name: leaf.dim for leaf in named if leaf.dim is not None}
     if not dims:
         raise ValueError(f"sequence_dim={sequence_dim!r} names no dim of any tensor in inputs: padding has nothing to make longer")
-    tops = {leaf.name: _key(path[0]) if path else None for (path, _), leaf in zip(leaves, named, strict=True)}
+    tops = {leaf.name: top for top, leaf in zip(top_level_entries(leaves), named, strict=True)}
     if isinstance(values, Mapping):
         unknown = [key for key in values if key not in tops.values()]
         if unknown:
@@ -76,11 +71,8 @@ def padding_of(inputs: Any, sequence_dim: BatchDim, out_sequence_dim: BatchDim, 
     return Padding(dims, by_name, out_sequence_dim)
 
 
-def _absent_is_none(leaves: Sequence[tuple[Any, Any]], dims: BatchDim) -> BatchDim:
+def _absent_is_none(leaves: list[tuple[Any, Any]], dims: BatchDim) -> BatchDim:
     """A mapping names what has the dim: entries that it lacks have none."""
-    from .check_batches import _key
-
     if not isinstance(dims, Mapping):
         return dims
-    tops = dict.fromkeys(_key(path[0]) if path else None for path, _ in leaves)
-    return {**dict.fromkeys(tops), **dims}
+    return {**dict.fromkeys(top_level_entries(leaves)), **dims}

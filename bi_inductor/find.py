@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .check_batches import BatchDim
 from .find_layout import Layout
 from .find_result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
 from .find_variants import Samples, Setting, Variant, default_variants, resolve
+from .leaves import BatchDim
 from .settings import backend_name
 
 if TYPE_CHECKING:

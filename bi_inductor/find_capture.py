@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from .check_batches import Inputs, Leaf, Run
+from .check_batches import Inputs, Run
 from .errors import CaptureError
+from .leaves import Leaf
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .check_batches import BatchDim, Inputs, Run, leaves_with_dims, top_level_entries
+from .check_batches import Inputs, Run
 from .find_layout import Extent
+from .leaves import BatchDim, leaves_with_dims, top_level_entries
 from .settings import backend_name
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+import bi_inductor.templates.cumsum.kernel as cumsum_kernel
 from bi_inductor.operators.definition import check_dtypes, define, normalized_dims, run
-from bi_inductor.templates.cumsum import kernel as cumsum_kernel
 from bi_inductor.templates.operand import Operand
 from bi_inductor.templates.reduction.kernel import KERNEL, arguments
 

@@ -1,0 +1,68 @@
+"""The tensors of nested inputs or outputs, each with its name for messages and the dim that holds the samples (or the positions)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+# One dim for all tensors, or one per top-level argument (by position or name); None for a tensor without samples.
+BatchDim = int | Sequence[int | None] | Mapping[Any, int | None] | None
+
+
+class Leaf(NamedTuple):
+    """One leaf of the inputs or outputs: its name for messages, its value, its batch dim (None: no samples in it)."""
+
+    name: str
+    value: Any
+    dim: int | None
+
+    @property
+    def is_batched(self) -> bool:
+        return self.dim is not None
+
+
+def top_level_entries(leaves: list[tuple[Any, Any]]) -> list[Any]:
+    """For each leaf, with its path, the index or name of the top-level entry it belongs to."""
+    return [_key(path[0]) if path else None for path, _ in leaves]
+
+
+def leaves_with_dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: str, root: str) -> list[Leaf]:
+    """Pairs each leaf with the dim that `given` (the value of `argument`) says for its top-level parent."""
+    tops = top_level_entries(leaves)
+    by_top: dict[Any, int | None]
+    if given is None or isinstance(given, int):
+        by_top = dict.fromkeys(tops, given)
+    else:
+        known = list(dict.fromkeys(tops))
+        if isinstance(given, Mapping):
+            fits = all(key in known for key in given)
+        else:
+            # A sequence goes by position; for inputs with names, by the order of the names.
+            fits = len(given) == len(known)
+        if not fits:
+            raise ValueError(f"{argument}={given!r} does not fit {root}, whose entries are {known}")
+        entries = given if isinstance(given, Mapping) else dict(zip(known, given, strict=True))
+        by_top = {key: entries.get(key, 0) for key in known}
+    named = []
+    for (path, value), top in zip(leaves, tops, strict=True):
+        name = root + pytree.keystr(path)
+        dim = by_top[top] if isinstance(value, torch.Tensor) else None
+        if dim is not None and not -value.dim() <= dim < value.dim():
+            raise ValueError(
+                f"{argument}={dim} is out of range for {name} of shape {tuple(value.shape)}; allowed is "
+                + (f"-{value.dim()} to {value.dim() - 1}, or " if value.dim() else "")
+                + "None for a tensor that holds no samples"
+            )
+        named.append(Leaf(name, value, None if dim is None else dim % value.dim()))
+    return named
+
+
+def _key(entry: Any) -> Any:
+    """The index, key or attribute name of one step of a pytree path."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
