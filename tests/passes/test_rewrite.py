@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import re
@@ -14,9 +15,11 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import bi_inductor  # noqa: F401  # defines torch.ops.bi_inductor
@@ -113,6 +116,16 @@ def rewritten(
             with mode:
                 compiled(*inputs)
     return with_sizes_named("\n".join(text))
+
+
+def captured(fn: Callable[..., Any], *args: Tensor) -> str:
+    """The graph that is traced without the captures of passes/capture.py ("-") and with them ("+"); both give the same values."""
+    graphs = []
+    for context in (contextlib.nullcontext(), captured_ops()):
+        with context, enable_python_dispatcher():
+            graphs.append(make_fx(fn, tracing_mode="fake")(*args))
+    torch.testing.assert_close(graphs[1](*args), graphs[0](*args))
+    return "\n".join(difference(*(rendered(gm.graph) for gm in graphs)))
 
 
 def f32(*shape: int) -> Tensor:
@@ -947,6 +960,194 @@ backward
     )
 
 
+# --- Captures -------------------------------------------------------------------------------------------------------
+
+
+def test_linear_is_captured() -> None:
+    expecttest.assert_expected_inline(
+        captured(functional.linear, f32(2, 3, 4).transpose(0, 1), f32(5, 4), f32(5)),
+        """\
+  arg0_1: float32[3, 2, 4]
+  arg1_1: float32[5, 4]
+  arg2_1: float32[5]
++ clone = aten.clone.default(arg0_1, memory_format=torch.contiguous_format) -> float32[3, 2, 4]
++ _unsafe_view = aten._unsafe_view.default(clone, [6, 4]) -> float32[6, 4]
+  t = aten.t.default(arg1_1) -> float32[4, 5]
++ matmul = bi_inductor.matmul.default(_unsafe_view, t, arg2_1) -> float32[6, 5]
+- expand = aten.expand.default(arg0_1, [3, 2, 4]) -> float32[3, 2, 4]
+- view = aten.view.default(expand, [3, 2, 4]) -> float32[3, 2, 4]
+- expand_1 = aten.expand.default(t, [3, 4, 5]) -> float32[3, 4, 5]
+- view_1 = aten.view.default(expand_1, [3, 4, 5]) -> float32[3, 4, 5]
+- bmm = aten.bmm.default(view, view_1) -> float32[3, 2, 5]
+- view_2 = aten.view.default(bmm, [3, 2, 5]) -> float32[3, 2, 5]
++ view = aten.view.default(matmul, [3, 2, 5]) -> float32[3, 2, 5]
++ return view
+- add = aten.add.Tensor(view_2, arg2_1) -> float32[3, 2, 5]
+- return add""",
+    )
+
+
+def test_rms_norm_is_captured() -> None:
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, [4], weight, 1e-6)
+
+    expecttest.assert_expected_inline(
+        captured(fn, f32(2, 4), f32(4)),
+        """\
+  x_1: float32[2, 4]
+  weight_1: float32[4]
++ rms_norm = bi_inductor.rms_norm.default(x_1, 1, weight_1, 1e-06) -> float32[2, 4]
++ return rms_norm
+- pow_1 = aten.pow.Tensor_Scalar(x_1, 2) -> float32[2, 4]
+- mean = aten.mean.dim(pow_1, [1], True) -> float32[2, 1]
+- add_ = aten.add_.Scalar(mean, 9.999999974752427e-07) -> float32[2, 1]
+- rsqrt = aten.rsqrt.default(add_) -> float32[2, 1]
+- mul = aten.mul.Tensor(x_1, rsqrt) -> float32[2, 4]
+- mul_1 = aten.mul.Tensor(mul, weight_1) -> float32[2, 4]
+- return mul_1""",
+    )
+
+
+def test_attention_is_captured() -> None:
+    expecttest.assert_expected_inline(
+        captured(functional.scaled_dot_product_attention, f32(2, 4, 3, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8)),
+        """\
+  arg0_1: float32[2, 4, 3, 8]
+  arg1_1: float32[2, 4, 5, 8]
+  arg2_1: float32[2, 4, 5, 8]
+- _scaled_dot_product_flash_attention_for_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default(arg0_1, arg1_1, arg2_1) -> 2 results
+- getitem = getitem(_scaled_dot_product_flash_attention_for_cpu, 0) -> float32[2, 4, 3, 8]
+- getitem_1 = getitem(_scaled_dot_product_flash_attention_for_cpu, 1) -> float32[2, 4, 3]
+- return getitem
++ expand = aten.expand.default(arg0_1, [2, 4, 3, 8]) -> float32[2, 4, 3, 8]
++ expand_1 = aten.expand.default(arg1_1, [2, 4, 5, 8]) -> float32[2, 4, 5, 8]
++ expand_2 = aten.expand.default(arg2_1, [2, 4, 5, 8]) -> float32[2, 4, 5, 8]
++ attention = bi_inductor.attention.default(expand, expand_1, expand_2) -> float32[2, 4, 3, 8]
++ return attention""",  # noqa: E501  # torch's name of its kernel is that long
+    )
+
+
+def test_attention_of_three_dims_is_captured() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, mask, scale=0.5)
+
+    expecttest.assert_expected_inline(
+        captured(fn, f32(2, 3, 8), f32(2, 5, 8), f32(2, 5, 8), f32(3, 5)),
+        """\
+  q_1: float32[2, 3, 8]
+  k_1: float32[2, 5, 8]
+  v_1: float32[2, 5, 8]
+  mask_1: float32[3, 5]
+- mul = aten.mul.Scalar(q_1, 0.7071067811865476) -> float32[2, 3, 8]
+- transpose = aten.transpose.int(k_1, -2, -1) -> float32[2, 8, 5]
+- mul_1 = aten.mul.Scalar(transpose, 0.7071067811865476) -> float32[2, 8, 5]
+- expand = aten.expand.default(mul, [2, 3, 8]) -> float32[2, 3, 8]
++ expand = aten.expand.default(q_1, [2, 3, 8]) -> float32[2, 3, 8]
+- view = aten.view.default(expand, [2, 3, 8]) -> float32[2, 3, 8]
+- expand_1 = aten.expand.default(mul_1, [2, 8, 5]) -> float32[2, 8, 5]
++ expand_1 = aten.expand.default(k_1, [2, 5, 8]) -> float32[2, 5, 8]
+- view_1 = aten.view.default(expand_1, [2, 8, 5]) -> float32[2, 8, 5]
+- bmm = aten.bmm.default(view, view_1) -> float32[2, 3, 5]
+- view_2 = aten.view.default(bmm, [2, 3, 5]) -> float32[2, 3, 5]
+- add = aten.add.Tensor(view_2, mask_1) -> float32[2, 3, 5]
+- _safe_softmax = aten._safe_softmax.default(add, -1) -> float32[2, 3, 5]
+- expand_2 = aten.expand.default(_safe_softmax, [2, 3, 5]) -> float32[2, 3, 5]
+- view_3 = aten.view.default(expand_2, [2, 3, 5]) -> float32[2, 3, 5]
+- expand_3 = aten.expand.default(v_1, [2, 5, 8]) -> float32[2, 5, 8]
++ expand_2 = aten.expand.default(v_1, [2, 5, 8]) -> float32[2, 5, 8]
+- view_4 = aten.view.default(expand_3, [2, 5, 8]) -> float32[2, 5, 8]
+- bmm_1 = aten.bmm.default(view_3, view_4) -> float32[2, 3, 8]
++ expand_3 = aten.expand.default(mask_1, [2, 3, 5]) -> float32[2, 3, 5]
++ unsqueeze = aten.unsqueeze.default(expand_3, -3) -> float32[2, 1, 3, 5]
++ unsqueeze_1 = aten.unsqueeze.default(expand, -3) -> float32[2, 1, 3, 8]
++ unsqueeze_2 = aten.unsqueeze.default(expand_1, -3) -> float32[2, 1, 5, 8]
++ unsqueeze_3 = aten.unsqueeze.default(expand_2, -3) -> float32[2, 1, 5, 8]
++ attention = bi_inductor.attention.default(unsqueeze_1, unsqueeze_2, unsqueeze_3, unsqueeze, False, 0.5) -> float32[2, 1, 3, 8]
+- view_5 = aten.view.default(bmm_1, [2, 3, 8]) -> float32[2, 3, 8]
++ view = aten.view.default(attention, [2, 3, 8]) -> float32[2, 3, 8]
+- return view_5
++ return view""",
+    )
+
+
+def test_attention_of_grouped_heads_is_captured() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    expecttest.assert_expected_inline(
+        captured(fn, f32(2, 4, 3, 8), f32(2, 2, 3, 8), f32(2, 2, 3, 8)),
+        """\
+  q_1: float32[2, 4, 3, 8]
+  k_1: float32[2, 2, 3, 8]
+  v_1: float32[2, 2, 3, 8]
+- _scaled_dot_product_flash_attention_for_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default(q_1, k_1, v_1, 0.0, True) -> 2 results
+- getitem = getitem(_scaled_dot_product_flash_attention_for_cpu, 0) -> float32[2, 4, 3, 8]
+- getitem_1 = getitem(_scaled_dot_product_flash_attention_for_cpu, 1) -> float32[2, 4, 3]
+- return getitem
++ expand = aten.expand.default(q_1, [2, 4, 3, 8]) -> float32[2, 4, 3, 8]
++ expand_1 = aten.expand.default(k_1, [2, 2, 3, 8]) -> float32[2, 2, 3, 8]
++ expand_2 = aten.expand.default(v_1, [2, 2, 3, 8]) -> float32[2, 2, 3, 8]
++ attention = bi_inductor.attention.default(expand, expand_1, expand_2, None, True) -> float32[2, 4, 3, 8]
++ return attention""",  # noqa: E501  # torch's name of its kernel is that long
+    )
+
+
+def test_convolution_is_captured() -> None:
+    expecttest.assert_expected_inline(
+        captured(functional.conv1d, f32(2, 3, 5), f32(4, 3, 2), f32(4)),
+        """\
+  arg0_1: float32[2, 3, 5]
+  arg1_1: float32[4, 3, 2]
+  arg2_1: float32[4]
+- convolution = aten.convolution.default(arg0_1, arg1_1, arg2_1, [1], [0], [1], False, [0], 1) -> float32[2, 4, 4]
+- return convolution
++ constant_pad_nd = aten.constant_pad_nd.default(arg0_1, [0, 0], 0.0) -> float32[2, 3, 5]
++ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 4) -> float32[2, 3, 4]
++ slice_2 = aten.slice.Tensor(constant_pad_nd, 2, 1, 5) -> float32[2, 3, 4]
++ stack = aten.stack.default([slice_1, slice_2], 2) -> float32[2, 3, 2, 4]
++ view = aten.view.default(arg1_1, [1, 4, 6]) -> float32[1, 4, 6]
++ expand = aten.expand.default(view, [2, -1, -1]) -> float32[2, 4, 6]
++ unsqueeze = aten.unsqueeze.default(arg2_1, 1) -> float32[4, 1]
++ view_1 = aten.view.default(stack, [2, 6, 4]) -> float32[2, 6, 4]
++ matmul = bi_inductor.matmul.default(expand, view_1, unsqueeze) -> float32[2, 4, 4]
++ view_2 = aten.view.default(matmul, [2, 4, 4]) -> float32[2, 4, 4]
++ return view_2""",
+    )
+
+
+def test_grouped_convolution_is_captured() -> None:
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.conv2d(x, weight, None, 2, "valid", 1, 2)
+
+    expecttest.assert_expected_inline(
+        captured(fn, f32(2, 4, 3, 3), f32(6, 2, 2, 2)),
+        """\
+  x_1: float32[2, 4, 3, 3]
+  weight_1: float32[6, 2, 2, 2]
+- convolution = aten.convolution.default(x_1, weight_1, None, [2, 2], [0], [1, 1], False, [0], 2) -> float32[2, 6, 1, 1]
+- return convolution
++ constant_pad_nd = aten.constant_pad_nd.default(x_1, [0, 0, 0, 0], 0.0) -> float32[2, 4, 3, 3]
++ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 1, 2) -> float32[2, 4, 1, 3]
++ slice_2 = aten.slice.Tensor(slice_1, 3, 0, 1, 2) -> float32[2, 4, 1, 1]
++ slice_3 = aten.slice.Tensor(constant_pad_nd, 2, 0, 1, 2) -> float32[2, 4, 1, 3]
++ slice_4 = aten.slice.Tensor(slice_3, 3, 1, 2, 2) -> float32[2, 4, 1, 1]
++ slice_5 = aten.slice.Tensor(constant_pad_nd, 2, 1, 2, 2) -> float32[2, 4, 1, 3]
++ slice_6 = aten.slice.Tensor(slice_5, 3, 0, 1, 2) -> float32[2, 4, 1, 1]
++ slice_7 = aten.slice.Tensor(constant_pad_nd, 2, 1, 2, 2) -> float32[2, 4, 1, 3]
++ slice_8 = aten.slice.Tensor(slice_7, 3, 1, 2, 2) -> float32[2, 4, 1, 1]
++ stack = aten.stack.default([slice_2, slice_4, slice_6, slice_8], 2) -> float32[2, 4, 4, 1, 1]
++ view = aten.view.default(stack, [2, 2, 8, 1]) -> float32[2, 2, 8, 1]
++ permute = aten.permute.default(view, [1, 2, 0, 3]) -> float32[2, 8, 2, 1]
++ view_1 = aten.view.default(permute, [2, 8, 2]) -> float32[2, 8, 2]
++ view_2 = aten.view.default(weight_1, [2, 3, 8]) -> float32[2, 3, 8]
++ matmul = bi_inductor.matmul.default(view_2, view_1) -> float32[2, 3, 2]
++ view_3 = aten.view.default(matmul, [6, 2, 1]) -> float32[6, 2, 1]
++ transpose = aten.transpose.int(view_3, 0, 1) -> float32[2, 6, 1]
++ view_4 = aten.view.default(transpose, [2, 6, 1, 1]) -> float32[2, 6, 1, 1]
++ return view_4""",
+    )
+
+
 # --- The rewriting itself -------------------------------------------------------------------------------------------
 
 
@@ -985,8 +1186,9 @@ inference
 
 
 def test_every_rule_is_shown_above() -> None:
-    text = "".join((Path(__file__).parent / name).read_text() for name in ("test_rewrite.py", "test_scatter.py"))
-    shown = set(re.findall(r"^- \w+ = ([\w.]+)\(", text, re.MULTILINE))
+    rules, _, _ = Path(__file__).read_text().partition("# --- Captures ---")
+    rules += (Path(__file__).parent / "test_scatter.py").read_text()
+    shown = set(re.findall(r"^- \w+ = ([\w.]+)\(", rules, re.MULTILINE))
     assert {str(target).replace("::", ".") for target in RULES} - {name.removesuffix(".default") for name in shown} - shown == set()
 
 
