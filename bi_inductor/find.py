@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .find_capture import Captured, capture
+from .find_compiled import CompiledPair, differences, run_nodes
+from .find_execution import Measured, Step, digests, first_difference, in_step, layout_of, producer_of
 from .find_layout import Layout
+from .find_reproduction import write_call, write_part
 from .find_result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
 from .find_variants import Samples, Setting, Variant, default_variants, resolve
 from .leaves import BatchDim
@@ -17,9 +20,6 @@ from .settings import backend_name
 
 if TYPE_CHECKING:
     from torch.fx import Node
-
-    from .find_capture import Captured
-    from .find_execution import Measured, Step
 
 
 def find(
@@ -49,7 +49,7 @@ def find(
             two samples. They are never written to.
         backend: what runs the model: "eager", "inductor", "batch_invariant" or any other backend of `torch.compile`.
         variants: the ways to run it, two or more; the first is what the others are compared with. By default the whole batch against its
-            first sample alone, its last sample alone, and the batch in reverse order.
+            first sample alone, its last sample alone, and its second half in reverse order.
         batch_dim: the dim that holds the samples: one number for all tensors, or a sequence or mapping with one entry per top-level
             argument; None for a tensor without samples, such as a table.
         sequence_dim: the dim along which variants pad, in the same forms; entries that a mapping lacks are None.
@@ -71,8 +71,6 @@ def find(
     samples = Samples(inputs, batch_dim, sequence_dim, padding_values)
     chosen = default_variants(samples.inputs.samples) if variants is None else variants
     settings = resolve(chosen, samples, backend, dynamic, threads)
-
-    from .find_capture import capture
 
     captured = capture(model, samples.inputs, samples.sequence)
     search = _Search(name, captured, samples, settings, options, seed)
@@ -102,8 +100,6 @@ class _Search:
 
     def eager(self) -> FindResult:
         """Every value of every variant by digests, then the first difference by its values."""
-        from .find_execution import digests, first_difference, in_step
-
         reference, *others = self.settings
         digested = []
         for setting in self.settings:
@@ -130,8 +126,6 @@ class _Search:
         table = tuple(self.row(step.node, step.measured, effect_of(step.operands, _ulp(step.measured), step.by_itself)) for step in steps)
 
         def reproduce(path: Path) -> None:
-            from .find_reproduction import write_call
-
             assert call is not None
             write_call(path, self.captured, call, first_step.node, (reference, setting))
 
@@ -139,8 +133,6 @@ class _Search:
 
     def under_a_compiler(self) -> FindResult:
         """The outputs of every variant, then the graph compiled up to a node, for the smallest variant that differs."""
-        from .find_compiled import CompiledPair, differences, run_nodes
-
         reference, *others = self.settings
         outputs = [node for node in self.captured.outputs if node.op == "call_function"]
         rows, candidates = [], []
@@ -166,8 +158,6 @@ class _Search:
             before = _ulp(measured) or 0.0
 
         def reproduce(path: Path) -> None:
-            from .find_reproduction import write_part
-
             write_part(path, pair, parting.node)
 
         compiles = runs.compiles + parting.compiles
@@ -199,8 +189,6 @@ class _Search:
 
     def not_compared(self) -> tuple[str, ...]:
         """A note on the values in which samples cannot be told apart."""
-        from .find_execution import layout_of
-
         nodes = [node for node in self.captured.nodes if node in self.captured.of_samples]
         tensors = [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
         left_out = [_name(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
@@ -213,7 +201,7 @@ class _Search:
         """The report on a node."""
         from .passes.classify import source_line
 
-        call = _producer(node)
+        call = producer_of(node)
         return FoundNode(
             name=_name(node),
             position=1 + self.order[call],
@@ -232,7 +220,7 @@ class _Search:
         """One sentence."""
         if not step.repeatable:
             return "the op gives other bits each time it is called: it is random or not deterministic, so this is not due to the batch"
-        layouts = [self.captured.layouts[node] for node in (step.node, *_producer(step.node).all_input_nodes)]
+        layouts = [self.captured.layouts[node] for node in (step.node, *producer_of(step.node).all_input_nodes)]
         batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
         if not batches[0] and any(batches[1:]):
             return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
@@ -246,7 +234,7 @@ class _Search:
     def row(self, node: Node, measured: Measured | None, effect: str) -> TableRow:
         from .passes.classify import source_line
 
-        call = _producer(node)
+        call = producer_of(node)
         count = measured.elements_different if measured else 0
         is_output = node in self.captured.outputs
         return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output)
@@ -269,15 +257,9 @@ class _Search:
         return Operand(_name(node), *texts)
 
 
-def _producer(node: Node) -> Node:
-    """The op that made a value; for one of several results the op itself."""
-    source = node.args[0] if node.target is operator.getitem else node
-    return source if isinstance(source, torch.fx.Node) else node
-
-
 def _name(node: Node) -> str:
     """The node's name; "split[1]" for one of several results."""
-    producer = _producer(node)
+    producer = producer_of(node)
     return producer.name if producer is node else f"{producer.name}[{node.args[1]}]"
 
 

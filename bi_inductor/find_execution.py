@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,6 +79,9 @@ def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool
             if layout is not None and isinstance(value, torch.Tensor) and not _is_seen(node, value, execution):
                 rows = layout.rows(value, setting.extent)
                 found[node] = row_digests(rows), tuple(rows.shape[1:]), rows.dtype
+                del rows
+            # Before the next op makes its result.
+            del value
             execution.release(node)
     return found
 
@@ -134,35 +137,43 @@ class Measured(NamedTuple):
     values: tuple[Any, Any]
 
 
-def measure(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
-    """Compares rows [rows, ...] bit for bit; None when all are the same."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return Measured(len(left), len(left), left.numel(), left.numel(), float("inf"), (), (tuple(left.shape), tuple(right.shape)))
-    differ = bits_differ(left, right)
-    count = int(differ.sum())
-    if not count:
-        return None
-    place = tuple(differ.nonzero()[0].tolist())
-    return Measured(
-        rows=len(left),
-        rows_different=int(differ.flatten(1).any(1).sum()) if differ.dim() > 1 else count,
-        elements=differ.numel(),
-        elements_different=count,
-        max_ulp=float(ulp_distance(left[differ], right[differ]).max()),
-        place=place,
-        values=(left[place].item(), right[place].item()),
-    )
+# Elements compared at a time: what a comparison needs beside the values stays small.
+_BLOCK = 1 << 20
+
+
+def _measure(left: torch.Tensor, right: torch.Tensor, places: Sequence[int], other_places: Sequence[int]) -> Measured | None:
+    """Compares rows bit for bit, ``left[places]`` with ``right[other_places]``; None when all are the same."""
+    count = len(places)
+    if left.shape[1:] != right.shape[1:] or left.dtype != right.dtype:
+        elements = left[places[0]].numel() * count
+        return Measured(count, count, elements, elements, float("inf"), (), (tuple(left.shape[1:]), tuple(right.shape[1:])))
+    width = max(1, left[0].numel())
+    rows_different = elements_different = 0
+    max_ulp = 0.0
+    first: tuple[tuple[int, ...], tuple[Any, Any]] | None = None
+    for start in range(0, count, max(1, _BLOCK // width)):
+        end = start + max(1, _BLOCK // width)
+        mine, others = left[list(places[start:end])], right[list(other_places[start:end])]
+        differ = bits_differ(mine, others)
+        if not differ.any():
+            continue
+        rows_different += int(differ.flatten(1).any(1).sum()) if differ.dim() > 1 else int(differ.sum())
+        elements_different += int(differ.sum())
+        max_ulp = max(max_ulp, float(ulp_distance(mine[differ], others[differ]).max()))
+        if first is None:
+            place = tuple(differ.nonzero()[0].tolist())
+            first = (start + place[0], *place[1:]), (mine[place].item(), others[place].item())
+    return first and Measured(count, rows_different, count * width, elements_different, max_ulp, *first)
 
 
 def compare(layout: Layout, left: tuple[Any, Setting], right: tuple[Any, Setting]) -> Measured | None:
     """The distance of a value's shared rows in two variants."""
     rows, other_rows = (layout.rows(value, setting.extent) for value, setting in (left, right))
     if layout.batches:
-        places, other_places = shared_places(left[1], right[1])
-        return measure(rows[places], other_rows[other_places])
+        return _measure(rows, other_rows, *shared_places(left[1], right[1]))
     if rows.shape != other_rows.shape and left[1].extent[1:] != right[1].extent[1:]:
         return None
-    measured = measure(rows, other_rows)
+    measured = _measure(rows, other_rows, [0], [0])
     return measured and measured._replace(place=measured.place[1:])
 
 
@@ -213,33 +224,37 @@ def in_step(
     first: Call | None = None
     with torch.no_grad():
         left, right = Execution(captured, samples, reference), Execution(captured, samples, other)
-        # For each value that differs, its distance in ulp; for an op, what it gives in the other variant on the reference's rows.
+        # For each value that differs, its distance in ulp; for an op, its arguments with the reference's rows in both, and the result.
         distances: dict[Node, float] = {}
-        healed: dict[Node, Any] = {}
+        same_rows: dict[Node, tuple[Arguments, Arguments, Any]] = {}
         for node in steps(captured):
-            calls = [node, *(user for user in node.users if user.target is operator.getitem)]
-            before = None
-            if node.target is not operator.getitem and not differing.isdisjoint(calls):
-                before = same_rows(captured, node, left, right, distances)
+            results = [node, *(user for user in node.users if user.target is operator.getitem)]
+            if node.target is not operator.getitem and not differing.isdisjoint(results):
+                mine, others = arguments_with_same_rows(captured, node, left, right, distances)
+                with thread_count(other.threads):
+                    same_rows[node] = mine, others, _call(node, others)
             with thread_count(reference.threads):
                 value = left.step(node)
             with thread_count(other.threads):
                 other_value = right.step(node)
-                if before is not None:
-                    healed[node] = node.target(*before[1][0], **before[1][1])  # type: ignore[operator]  # a call_function node
             operands = max((distances.get(source, 0.0) for source in node.all_input_nodes), default=0.0)
             layout = layout_of(captured, node, padded)
             if node in differing and layout is not None:
                 step = Step(node, compare(layout, (value, reference), (other_value, other)), operands)
                 distances[node] = step.measured.max_ulp if step.measured else 0.0
                 step.moved = tuple(s for s in node.all_input_nodes if s not in captured.of_samples and s in distances)
-                if (alike := _result(node, healed)) is not None:
-                    step.by_itself = compare(layout, (value, reference), (alike, other)) is not None
-                if step.by_itself and before is not None and first is None:
-                    first = Call(node, *before)
-                    with thread_count(reference.threads):
-                        again = node.target(*before[0][0], **before[0][1])  # type: ignore[operator]  # as above
-                    step.repeatable = compare(layout, (value, reference), (again, reference)) is None
+                producer = producer_of(node)
+                if producer in same_rows:
+                    mine, others, result = same_rows[producer]
+                    step.by_itself = compare(layout, (value, reference), (_item(node, result), other)) is not None
+                    if step.by_itself and first is None:
+                        first = Call(producer, mine, others)
+                        with thread_count(reference.threads):
+                            again = _item(node, _call(producer, mine))
+                        pair = [row_digests(layout.rows(result, reference.extent)) for result in (value, again)]
+                        step.repeatable = torch.equal(*pair)
+                        del again
+                    del mine, others, result
                 found.append(step)
             elif padded and node not in captured.of_samples and (moved := _moved(captured, node, (value, reference), (other_value, other))):
                 # Positions, or what was made of them: other values at the compared positions, and no fault of the op.
@@ -250,11 +265,28 @@ def in_step(
                 else:
                     # A view, or an op of several results, carries what its operand has.
                     distances[node] = operands
+            # Before the next op makes its results.
+            value = other_value = None
             for source in captured.last_uses[node]:
-                healed.pop(source, None)
+                same_rows.pop(source, None)
             left.release(node)
             right.release(node)
     return found, first
+
+
+def producer_of(node: Node) -> Node:
+    """The op that made a value; for one of several results the op itself."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, torch.fx.Node) else node
+
+
+def _call(node: Node, arguments: Arguments) -> Any:
+    return node.target(*arguments[0], **arguments[1])  # type: ignore[operator]  # a call_function node
+
+
+def _item(node: Node, result: Any) -> Any:
+    """What ``node`` takes from the result of its producer."""
+    return result[node.args[1]] if node.target is operator.getitem else result
 
 
 def _moved(captured: Captured, node: Node, left: tuple[Any, Setting], right: tuple[Any, Setting]) -> Measured | None:
@@ -264,14 +296,9 @@ def _moved(captured: Captured, node: Node, left: tuple[Any, Setting], right: tup
     return compare(layout, left, right) if known and isinstance(left[0], torch.Tensor) else None  # type: ignore[arg-type]  # known says so
 
 
-def _result(node: Node, results: dict[Node, Any]) -> Any:
-    """The result of ``node`` among ``results``, for an item of an op of several results too."""
-    if node.target is operator.getitem and node.args[0] in results:
-        return results[node.args[0]][node.args[1]]  # type: ignore[index]  # checked in the line above
-    return results.get(node)
-
-
-def same_rows(captured: Captured, node: Node, left: Execution, right: Execution, differing: Container[Node]) -> tuple[Arguments, Arguments]:
+def arguments_with_same_rows(
+    captured: Captured, node: Node, left: Execution, right: Execution, differing: Container[Node]
+) -> tuple[Arguments, Arguments]:
     """The node's arguments in both variants; where those of the other one differ, the shared rows are replaced by the reference's."""
     written = set(written_arguments(node))
 

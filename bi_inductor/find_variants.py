@@ -118,8 +118,9 @@ class Samples:
 
 
 def default_variants(samples: int) -> list[Variant]:
-    """The whole batch, its first and its last sample alone, and the batch in reverse order."""
-    return [Variant(), Variant(samples=[0]), Variant(samples=[samples - 1]), Variant(samples=range(samples - 1, -1, -1))]
+    """The whole batch, its first and its last sample alone, and its second half in reverse order (of two samples both)."""
+    half = range(samples - 1, samples - 1 - max(2, samples // 2), -1)
+    return [Variant(), Variant(samples=[0]), Variant(samples=[samples - 1]), Variant(samples=half)]
 
 
 def resolve(
@@ -182,10 +183,10 @@ def _in_words(variant: Variant, samples: tuple[int, ...], given: Samples) -> str
         text = f"batch of {total}"
     elif len(samples) == 1:
         text = f"sample {samples[0]} alone"
-    elif samples == tuple(range(samples[0], samples[0] + len(samples))):
+    elif samples in (tuple(range(samples[0], samples[0] + len(samples))), tuple(range(samples[0], samples[0] - len(samples), -1))):
         text = f"samples {samples[0]} to {samples[-1]}"
     elif sorted(samples) == list(range(total)):
-        text = "batch reversed" if list(samples) == list(range(total))[::-1] else "batch permuted"
+        text = "batch permuted"
     else:
         text = f"samples {', '.join(map(str, samples))}"
     parts = [text]

@@ -88,7 +88,7 @@ eager: not batch-invariant, first at by_batch (node 2 of 8)
 compared with the batch of 3:
   sample 0 alone  differs from by_batch on, at 3 values
   sample 2 alone  differs from by_batch on, at 3 values
-  batch reversed  same bits
+  samples 2 to 1  same bits
 
 along the graph (sample 0 alone):
   node      op                        module   max ulp      effect
@@ -111,7 +111,7 @@ eager: batch-invariant, the same bits at all 6 compared values of 6 nodes
 compared with the batch of 4:
   sample 0 alone  same bits
   sample 3 alone  same bits
-  batch reversed  same bits""",
+  samples 3 to 2  same bits""",
     )
     with pytest.raises(ValueError, match="no bits part"):
         result.write_reproduction("reproduction.py")
@@ -123,7 +123,7 @@ def test_json_holds_what_the_text_says() -> None:
     assert found["invariant"] is False
     assert found["node"]["op"] == "planted.by_batch.default"
     assert found["node"]["max_ulp"] == 1
-    assert [row["name"] for row in found["variants"]] == ["sample 0 alone", "sample 2 alone", "batch reversed"]
+    assert [row["name"] for row in found["variants"]] == ["sample 0 alone", "sample 2 alone", "samples 2 to 1"]
     assert found["table"][0]["effect"] == "differs by itself"
     assert "reproduce" not in found
 
