@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from bi_inductor.command_line import COULD_NOT_RUN, INVARIANT, VARIANT, main
+from bi_inductor.command_line import COULD_NOT_RUN, INVARIANT, VARIANT, _parser, main
 
 FILE = str(Path(__file__).with_name("models_of_tests.py"))
 
@@ -134,6 +136,16 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("BI_INDUCTOR_STRCT", "1")
     assert main(["doctor"]) == COULD_NOT_RUN
     assert "unknown environment variable BI_INDUCTOR_STRCT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explain.md"])
+def test_commands_of_the_documentation_are_understood(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    commands = re.findall(r"^    (?:\$ )?bi-inductor ([^#\n]+)", text, re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        parsed = _parser().parse_args(shlex.split(command))
+        assert callable(parsed.run)
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
