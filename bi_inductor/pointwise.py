@@ -410,7 +410,7 @@ def _integers_only(stock: Callable[..., Any]) -> Callable[..., Any]:
     Floating-point constants stay symbolic, and so do their conversions: this is how a Python scalar reaches the float32
     arithmetic of a bfloat16 op unrounded.
     """
-    from torch._inductor.index_propagation import IndexPropVar
+    from torch._inductor.index_propagation import IndexPropVar, TypedExpr
 
     @functools.wraps(stock)
     def propagate_sympy(self: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -419,7 +419,11 @@ def _integers_only(stock: Callable[..., Any]) -> Callable[..., Any]:
             floating = any(operand.dtype.is_floating_point for operand in operands)
             if name == "to_dtype":
                 target = args[1] if len(args) > 1 else kwargs["dtype"]
-                floating = (floating or target.is_floating_point) and not operands[0].is_constant()
+                if target.is_floating_point and operands[0].is_constant():
+                    # As SymPyOps.to_dtype does up to torch 2.14; from 2.15 on it declines the roundings of emulate_precision_casts.
+                    return IndexPropVar.new_symbolic(TypedExpr(operands[0].expr, target))
+                floating = floating or target.is_floating_point
+                floating = floating and not operands[0].is_constant()
             if floating:
                 return self.fallback(name, args, kwargs)
         return stock(self, name, args, kwargs)
