@@ -157,8 +157,8 @@ def round_low_precision(graph: torch.fx.Graph) -> int:
 
     ``emulate_precision_casts`` rounds the operands and the result of an op whose lowering is made by
     ``make_pointwise``. ``pow`` with a small integer exponent, ``addcmul`` and ``addcdiv`` are lowered otherwise; they
-    become the same op on float32 between explicit conversions. The value that ``full`` writes is rounded to its dtype
-    here, because Inductor keeps constants as Python floats and would round them only where they are stored.
+    become the same op on float32 between explicit conversions. The number that ``full`` writes, floating point or integer, is
+    rounded to its dtype here, because Inductor keeps constants as Python numbers and would round them only where they are stored.
 
     Args:
         graph: functional aten graph after partitioning, nodes with ``meta["val"]``; changed in place.
@@ -176,8 +176,12 @@ def round_low_precision(graph: torch.fx.Graph) -> int:
         if node.target in (aten.full.default, aten.scalar_tensor.default):
             position = 1 if node.target is aten.full.default else 0
             scalar = node.args[position]
-            if isinstance(scalar, float):
-                rounded = torch.tensor(scalar, dtype=value.dtype).item()
+            if isinstance(scalar, torch.fx.Node):
+                if value.dtype in (torch.bfloat16, torch.float16):
+                    _written_as_float32(node, value)
+                    changed += 1
+            elif not isinstance(scalar, bool):
+                rounded = torch.tensor(float(scalar), dtype=torch.float64).to(value.dtype).item()
                 if rounded != scalar and scalar == scalar:
                     node.update_arg(position, rounded)
                     changed += 1
@@ -189,13 +193,24 @@ def round_low_precision(graph: torch.fx.Graph) -> int:
                         wide = graph.call_function(convert, (operand, torch.float32))
                         wide.meta.update(operand.meta, val=operand_value.to(torch.float32))
                         node.replace_input_with(operand, wide)
-            with graph.inserting_after(node):
-                narrow = graph.call_function(convert, (node, value.dtype))
-                narrow.meta.update(node.meta)
-                node.replace_all_uses_with(narrow, delete_user_cb=lambda user, narrow=narrow: user is not narrow)
-                node.meta["val"] = value.to(torch.float32)
+            _rounded_after(node, value)
             changed += 1
     return changed
+
+
+def _rounded_after(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """``node`` computes in float32 from here on; a conversion behind it rounds to the dtype of ``value``, its result so far."""
+    with node.graph.inserting_after(node):
+        narrow = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, value.dtype))
+        narrow.meta.update(node.meta)
+        node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
+        node.meta["val"] = value.to(torch.float32)
+
+
+def _written_as_float32(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """``full`` and ``scalar_tensor`` of a size, which is a number only when the kernel runs."""
+    node.update_kwarg("dtype", torch.float32)
+    _rounded_after(node, value)
 
 
 class _Operand(str):

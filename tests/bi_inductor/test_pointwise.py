@@ -379,7 +379,8 @@ PROGRAMS: dict[str, Stages] = {
     "integers as floats": (lambda x: torch.arange(64) + 2**24 + 1, lambda t: t.to(torch.float32), lambda t: t.long()),
     "large products": (lambda x: torch.arange(64) * 1234567891234567, lambda t: t.to(torch.float32), lambda t: t * 0.5),
     "positions": (lambda x: torch.arange(0, 64).to(x.dtype), lambda t: t * 0.1, lambda t: t * 0.3, lambda t: t + 0.7),
-    # constants that Inductor keeps as Python floats
+    # constants that Inductor keeps as Python numbers
+    "full of an integer": (lambda x: torch.full_like(x, 2**24 + 1), lambda t: t - 2**24, lambda t: t.double()),
     "full to double": (lambda x: torch.full_like(x, 0.1), lambda t: t.double()),
     "full half": (lambda x: torch.full((64,), 0.1, dtype=torch.bfloat16), lambda t: t.float(), lambda t: t * 3),
     "masked fill": (lambda x: x.masked_fill(x > 0, 0.1), lambda t: t.double()),
@@ -500,6 +501,17 @@ def test_round_low_precision_rewrites_the_graph() -> None:
     gm.graph.lint()
     gm.recompile()
     assert torch.equal(gm(x), x**2 + torch.full([4], 0.1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_integers_and_sizes_are_rounded_to_a_half(dynamic: bool) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        size = x.shape[0] + 253
+        return torch.full((4,), size, dtype=x.dtype) - 256, torch.full((4,), 4097, dtype=torch.float16).float()
+
+    # 257 in bfloat16 and 4097 in float16 are halfway between neighbours.
+    for result, expected in zip(compiled(function, dynamic=dynamic)(torch.ones(4, dtype=torch.bfloat16)), (0.0, 4096.0), strict=True):
+        assert result.tolist() == [expected] * 4
 
 
 @pytest.fixture
