@@ -27,8 +27,8 @@ from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-# The versions the test suite was run on, first and last of an unbroken range.
-TESTED_TORCH = ((2, 13), (2, 13))
+# The releases of torch that the whole test suite was run on, one of each minor version that is accepted (setup.cfg has the same range).
+TESTED_TORCH = ("2.13.0", "2.14.1", "2.15.0")
 
 # What is captured and which op texts are written is per process: one compile of ours at a time. torch.compile holds a lock of its own
 # around forward compiles, a backward can be compiled later and outside of it.
@@ -178,14 +178,18 @@ def split_options(mode: str | None, options: dict[str, Any] | None) -> tuple[Opt
 
 
 def check_torch_version(version: str) -> None:
-    """Raises UnsupportedVersionError when the test suite was not run with this version of torch."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    first, last = TESTED_TORCH
-    if not first <= numbers <= last:
-        allowed = f"{first[0]}.{first[1]}" if first == last else f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    """Raises UnsupportedVersionError unless the test suite was run with a release of this minor version of torch.
+
+    Other patch releases of a minor version are accepted. Its previews are not ("2.14.0.dev20260101", "2.14.0a0+git1a2b3c", "2.14.0rc1"):
+    their internals are those of some day before the release.
+    """
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+[\w.]+)?", version)
+    minor_versions = [tested.rpartition(".")[0] for tested in TESTED_TORCH]
+    if release is None or release[1] not in minor_versions:
         raise UnsupportedVersionError(
-            f"backend 'batch_invariant' was tested with torch {allowed}; this is {version}. Install one of those: "
-            "Inductor's internals change between versions, and an untested one could vary without a sign."
+            f"backend 'batch_invariant' takes releases of torch {', '.join(minor_versions)} (tested with {', '.join(TESTED_TORCH)}); "
+            f"this is {version}. Install one of those: Inductor's internals change between versions, and an untested one could vary "
+            "without a sign."
         )
 
 

@@ -1,5 +1,6 @@
 """The backend as a caller meets it: its errors, and what it leaves untouched in the process."""
 
+import configparser
 import os
 import pickle
 import re
@@ -7,9 +8,11 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from torch._inductor import config
 from torch._inductor.codegen.cpp import CppKernel, CppTile2DKernel, CppVecKernel
 from torch._inductor.decomposition import select_decomp_table
@@ -72,9 +75,12 @@ def test_option_errors_are_value_errors():
     assert isinstance(caught.value, bi_inductor.OptionError)
 
 
-@pytest.mark.parametrize("version", ["2.12.1", "2.99.0", "3.0.0+cpu", "2.14.0.dev20260101", "1.13"])
+PREVIEWS = ["2.14.0.dev20260101+cpu", "2.14.0a0+git1a2b3c", "2.14.0rc1"]
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.99.0", "3.0.0+cpu", "1.13.1", "12.14.0", "2.140.0", *PREVIEWS])
 def test_a_version_of_torch_that_was_not_tested_is_refused(version, monkeypatch):
-    message = rf"tested with torch 2\.13.*this is {re.escape(version)}\. Install"
+    message = rf"torch 2\.13, 2\.14, 2\.15 \(.*2\.13\.0.*\); this is {re.escape(version)}\. Install"
     with pytest.raises(bi_inductor.UnsupportedVersionError, match=message):
         backend.check_torch_version(version)
     monkeypatch.setattr(torch, "__version__", version)
@@ -83,8 +89,18 @@ def test_a_version_of_torch_that_was_not_tested_is_refused(version, monkeypatch)
         backend.batch_invariant(graph, [torch.randn(2)])
 
 
-def test_the_installed_version_of_torch_is_accepted():
-    backend.check_torch_version(torch.__version__)
+@pytest.mark.parametrize("version", [*backend.TESTED_TORCH, "2.13.0+cpu", "2.14.0+cu130", "2.15.7", torch.__version__])
+def test_a_release_of_a_tested_version_of_torch_is_accepted(version):
+    backend.check_torch_version(version)
+
+
+def test_the_package_asks_for_the_versions_of_torch_that_the_backend_accepts():
+    settings = configparser.ConfigParser()
+    settings.read(Path(__file__).parents[2] / "setup.cfg")
+    needs = map(Requirement, settings["options"]["install_requires"].split("\n")[1:])
+    (torch_range,) = [need.specifier for need in needs if need.name == "torch"]
+    minor_versions = {version.rpartition(".")[0] for version in backend.TESTED_TORCH}
+    assert {f"2.{minor}" for minor in range(100) if torch_range.contains(f"2.{minor}.1")} == minor_versions
 
 
 def test_a_missing_compiler_is_named_with_the_way_out(tmp_path):

@@ -67,7 +67,6 @@ def test_every_pin_is_accounted_for():
         assert len(pin.reason) > 15
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="settings were listed for torch 2.13")
 def test_every_pin_is_a_setting_of_torch():
     # One that is misspelled would be skipped.
     assert sorted(set(PINS) - set(config.get_config_copy())) == []
