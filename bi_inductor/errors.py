@@ -60,8 +60,8 @@ def for_user(error: Exception, caller: FrameType | None) -> Exception | None:
     """The error of ours inside what Inductor and Dynamo made of it, in a class that they let pass; None when it is no error of ours.
 
     Both wrap whatever a backend raises into ``BackendCompilerFailed``, except subclasses of their ``ShortenTraceback`` (checked in
-    torch 2.13.0: torch._dynamo.output_graph.call_user_compiler, torch._inductor.compile_fx). What is returned is one of those as well as of
-    the class documented here, so ``except bi_inductor.UnsupportedOpError`` works around a compiled call.
+    torch 2.13.0 to 2.15.0: torch._dynamo.output_graph.call_user_compiler, torch._inductor.compile_fx). What is returned is one
+    of those as well as of the class documented here, so ``except bi_inductor.UnsupportedOpError`` works around a compiled call.
     Frames of the traceback above ``caller`` are dropped.
     """
     from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback

@@ -165,7 +165,7 @@ def _user_frames() -> Iterator[None]:
     """While active, the nodes that export makes know every line of the user's code that led to them.
 
     By itself export keeps only frames of functions called "forward", so an op in a helper function would be given its caller's line.
-    Frames of registered functions are kept too (torch.fx.proxy, checked in 2.13.0): each is registered when it calls into torch.
+    Frames of registered functions are kept too (torch.fx.proxy, checked in 2.13.0 to 2.15.0): each is registered when it calls into torch.
     """
     from torch.fx import proxy
     from torch.overrides import TorchFunctionMode

@@ -1,7 +1,7 @@
 """The Inductor settings that the backend holds fixed: what each is pinned to, and which variance that stops.
 
-A user's option that would undo a pin is refused; every other Inductor option passes through. Settings were checked in torch 2.13.0; one
-that a version of torch does not have is skipped.
+A user's option that would undo a pin is refused; every other Inductor option passes through. Settings were checked in torch 2.13.0 to
+2.15.0; one that a version of torch does not have is skipped.
 """
 
 from __future__ import annotations

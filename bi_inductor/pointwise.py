@@ -17,7 +17,7 @@ strides, so its value would follow from the batch around it. Three repairs, acti
 graph rewriting for what the setting ``emulate_precision_casts`` forgets. The values are defined in docs/numerics.md,
 section 10.
 
-Inductor internals touched (torch 2.13.0):
+Inductor internals touched (torch 2.13.0 to 2.15.0):
 
 * ``torch._inductor.codegen.cpp``: ``CppKernel.overrides``, ``CppVecKernel.overrides``, ``CppTile2DKernel.overrides``,
   the class attributes that name a kernel's table of op texts. A descriptor stands in for them while a pinned compile

@@ -5,7 +5,7 @@ of three forms, ``rms_norm`` becomes four ops. Each has a Python kernel here tha
 autograd, instead. Autocast has already cast the operands when such a kernel runs, and bodies of higher-order ops are traced
 through the same dispatcher.
 
-torch internals, checked in 2.13.0: OpOverload.py_kernels and _dispatch_cache (consulted only under the Python dispatcher that
+torch internals, checked in 2.13.0 to 2.15.0: OpOverload.py_kernels and _dispatch_cache (consulted only under the Python dispatcher that
 compile_fx enables, so eager calls never see them), OpOverload._op_dk to reach the C++ kernel.
 """
 

@@ -4,7 +4,7 @@ Inductor's own decompositions of mm, addmm, bmm depend on sizes (M, N or K of 1,
 those of softmax, norms and variance spell the op as a chain of roundings. Without them the ops reach the post-grad passes whole
 and are rewritten there.
 
-Inductor internals, checked in torch 2.13.0: select_decomp_table; compile_fx(decompositions=...) puts the table into the FX
+Inductor internals, checked in torch 2.13.0 to 2.15.0: select_decomp_table; compile_fx(decompositions=...) puts the table into the FX
 graph cache's key by pickling it. The table pickles as a reference to this module plus a hash of our sources, so it takes part
 in the key and can be cached.
 """

@@ -14,7 +14,7 @@ from bi_inductor.pointwise import round_low_precision
 
 
 class PostGradPass(CustomGraphPass):
-    """Inductor's ``post_grad_custom_pre_pass`` (torch._inductor.custom_graph_pass, checked in 2.13.0).
+    """Inductor's ``post_grad_custom_pre_pass`` (torch._inductor.custom_graph_pass, checked in 2.13.0 to 2.15.0).
 
     Args:
         options: what to let through.

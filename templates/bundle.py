@@ -3,7 +3,7 @@
 Inductor gives each kernel a source of its own and g++ spends most of its time on such a source reading Inductor's header; templates add
 epilogues, so their graphs have more kernels than stock. Together they share that cost. Flags and kernels stay as Inductor wrote them.
 
-Inductor internals, checked in torch 2.13.0: AsyncCompile (cpp_pybinding, submit, wait), CppPythonBindingsCodeCache (load_async,
+Inductor internals, checked in torch 2.13.0 to 2.15.0: AsyncCompile (cpp_pybinding, submit, wait), CppPythonBindingsCodeCache (load_async,
 entry_function, the environment variable that hands it the address of the function which reads a tensor's pointer), get_compile_threads.
 """
 

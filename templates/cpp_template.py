@@ -1,7 +1,7 @@
 """Inductor templates that call a kernel of the library: one class serves every op.
 
-Inductor internals, checked in torch 2.13.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel (def_kernel,
-args.sizevars, rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once,
+Inductor internals, checked in torch 2.13.0 to 2.15.0: CppTemplate (render, generate, input_nodes, output_node), CppTemplateKernel
+(def_kernel, args.sizevars, rename_indexing), ir.ExternKernel.realize_input and require_*, V.graph.wrapper_code.add_import_once,
 TemplateBuffer.allow_epilogue_fusion, cpp_utils.cexpr_index.
 """
 

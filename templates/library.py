@@ -168,8 +168,9 @@ _lock = threading.Lock()
 
 
 def _build(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
-    # torch._inductor.codecache.CppCodeCache.load(source, extra_flags=...) -> ctypes.CDLL, checked in torch 2.13.0. It keeps the library in
-    # Inductor's cache folder under a hash of source and flags, guards it with a file lock, and finds the compiler as Inductor does.
+    # torch._inductor.codecache.CppCodeCache.load(source, extra_flags=...) -> ctypes.CDLL, checked in torch 2.13.0 to 2.15.0. It keeps the
+    # library in Inductor's cache folder under a hash of source and flags, guards it with a file lock, and finds the compiler
+    # as Inductor does.
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler

@@ -4,8 +4,8 @@ The function runs once, through Dynamo, with real inputs; each graph is traced b
 a compile, recorded on the way, and then runs uncompiled. So this needs no C++ compiler, and an op that a compile would refuse is recorded
 like any other.
 
-torch internals, checked in 2.13.0: compile_fx_inner's arguments, compile_fx._recursive_post_grad_passes, gm.compile_subgraph_reason and
-torch._dynamo.utils.counters["graph_break"], torch._functorch.config.force_non_lazy_backward_lowering.
+torch internals, checked in 2.13.0 to 2.15.0: compile_fx_inner's arguments, compile_fx._recursive_post_grad_passes,
+gm.compile_subgraph_reason and torch._dynamo.utils.counters["graph_break"], torch._functorch.config.force_non_lazy_backward_lowering.
 """
 
 from __future__ import annotations

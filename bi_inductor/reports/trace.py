@@ -7,7 +7,8 @@ A folder of its own for every forward and backward:
     0000_forward/1_captured.diff                 what changed since the stage before
     0000_forward/generated_code.py               what Inductor wrote, when the compile went through
 
-torch internals, checked in 2.13.0: torch._logging._internal's trace_log and trace_structured_artifact, CompiledFxGraph.source_code.
+torch internals, checked in 2.13.0 to 2.15.0: torch._logging._internal's trace_log and trace_structured_artifact,
+CompiledFxGraph.source_code.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits
 (docs/numerics.md section 1).
 
-Inductor internals, checked in torch 2.13.0: CppTemplateKernel.slice_nd, store_output, local_buffers, args.inplace_buffers;
+Inductor internals, checked in torch 2.13.0 to 2.15.0: CppTemplateKernel.slice_nd, store_output, local_buffers, args.inplace_buffers;
 cpp_gemm_template.gen_2d_view_of_epilogue_buf; aliases of def_kernel.
 """
 

@@ -45,9 +45,9 @@ REFUSES_A_REQUEST = {
     "selective_decompose",
     "use_post_grad_passes",
 }
-# Another value than torch's default, and no effect on CPU in torch 2.13: why it is held all the same.
+# Another value than torch's default, and no effect on CPU in torch 2.13 to 2.15: why it is held all the same.
 NO_EFFECT_TODAY = {
-    "batch_fusion": "no pass of torch 2.13 reads it; the passes it was for are chosen by pre_grad_fusion_options",
+    "batch_fusion": "no pass of torch 2.13 to 2.15 reads it; the passes it was for are chosen by pre_grad_fusion_options",
     "cpp.enable_floating_point_contract_flag": "g++ 12 keeps signed zeros because of Inductor's -fno-unsafe-math-optimizations, and "
     "contraction is off by default; asked for, it changes values (test_contraction_would_bite)",
     "cpp.enable_tiling_heuristics": "for speed, not for bits: the scalar kernel that it chooses computes the vector one's values",
