@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -100,15 +99,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--junit", metavar="FILE", help="also write the result as JUnit XML")
     check.set_defaults(run=_check)
 
-    if importlib.util.find_spec("bi_inductor.find") is not None:
-        find = commands.add_parser("find", help="name the first node whose bits follow the batch")
-        find.add_argument("target", help=TARGET)
-        find.add_argument("--backend", default="eager", help="eager, inductor, batch_invariant or another backend (default eager)")
-        find.add_argument("--dynamic", action="store_true", help="compile with dynamic shapes")
-        find.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
-        find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
-        find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
-        find.set_defaults(run=_find)
+    find = commands.add_parser("find", help="name the first node whose bits follow the batch")
+    find.add_argument("target", help=TARGET)
+    find.add_argument("--backend", default="eager", help="eager, inductor, batch_invariant or another backend (default eager)")
+    find.add_argument("--dynamic", action="store_true", help="compile with dynamic shapes")
+    find.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
+    find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
+    find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
+    find.set_defaults(run=_find)
 
     doctor = commands.add_parser("doctor", help="what this machine offers and what it means for invariance")
     doctor.add_argument("--json", action="store_true", help="as JSON")
@@ -294,7 +292,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> int:
-    find: Callable[..., Any] = importlib.import_module("bi_inductor.find").find
+    from bi_inductor.find import find
+
     target = _load(arguments.target)
     result = find(target.model, target.inputs, backend=arguments.backend, dynamic=arguments.dynamic, batch_dim=arguments.batch_dim)
     console.print(result.text(), markup=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 
@@ -111,6 +112,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
     symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, inputs.leaves, sequence)
+    _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples)
     for node in list(graph.nodes):
         _check_node(node, constants, leaf_of)
         # Checks of sizes that hold for the batch of the capture only.
@@ -246,6 +248,26 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
                 )
             found.add(size.node.expr)
     return Symbols(frozenset(batch), frozenset(lengths))
+
+
+def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> None:
+    """Raises CaptureError when the model takes another way at some batch size: the graph holds for the way of the capture only.
+
+    Capture takes any size from 2 on for like the others, so a way for a batch of one alone is not seen here.
+    """
+    values = [node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
+    environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
+    for guard in environment.guards if environment is not None else ():
+        if not guard.expr.free_symbols or not guard.expr.free_symbols <= symbols.batch:
+            continue
+        for size in range(2, samples + 1):
+            if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) == False:  # noqa: E712  # a sympy value
+                text = str(guard.expr.subs({symbol: sympy.Symbol("batch_size") for symbol in symbols.batch}))
+                raise CaptureError(
+                    f"the model chooses by the batch size ({text} holds for a batch of {samples} and not for one of {size}), so there is no "
+                    "one graph of it, and the choice itself may change bits; make the choice independent of the batch size, or call find "
+                    "on each side of it."
+                )
 
 
 def written_arguments(node: Node) -> list[Any]:

@@ -47,6 +47,24 @@ def test_check_as_a_process() -> None:
     assert "batch of 3" in done.stdout and "\x1b" not in done.stdout
 
 
+def test_find_as_a_process(tmp_path: Path) -> None:
+    files = ("--json", str(tmp_path / "found.json"), "--reproduce", str(tmp_path / "again.py"))
+    done = process("find", f"{FILE}:linear", *files)
+    assert done.returncode == VARIANT, done.stderr
+    assert "eager: not batch-invariant, first at linear" in done.stdout and "\x1b" not in done.stdout
+    assert json.loads((tmp_path / "found.json").read_text())["invariant"] is False
+    again = subprocess.run([sys.executable, str(tmp_path / "again.py")], capture_output=True, text=True, check=False)
+    assert "differ" in again.stdout, again.stderr
+
+
+def test_find(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["find", f"{FILE}:linear", "--backend", "batch_invariant", "--dynamic"]) == INVARIANT
+    assert "batch_invariant: batch-invariant, the same bits" in capsys.readouterr().out
+    # The model takes another way for a batch of 2 than for one of 4: no graph of it could show that.
+    assert main(["find", f"{FILE}:planted"]) == COULD_NOT_RUN
+    assert "chooses by the batch size (batch_size >= 3 holds for a batch of 4 and not for one of 2)" in capsys.readouterr().err
+
+
 def test_doctor_as_a_process_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "bi_inductor", "doctor"]
