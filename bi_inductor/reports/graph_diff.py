@@ -32,8 +32,10 @@ ONE_MEANING = {
     "scaled_dot_product_attention": "attention",
 }
 
-# A size within brackets, a number or a symbol such as s77.
-SIZE = r"(?<=[\[ ])s?\d+(?=[,\]])"
+# Ops whose whole numbers are sizes; those of any other op are dims and constants. Where a value is written, only those in brackets are.
+SIZED = frozenset(["view", "reshape", "_unsafe_view", "expand", "repeat", "empty", "empty_strided", "zeros", "ones"])
+SIZED |= {"new_empty", "new_zeros", "new_ones", "iota", "arange", "slice", "split_with_sizes"}
+SIZED_IN_BRACKETS = frozenset(["full", "new_full", "constant_pad_nd"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +133,34 @@ def compare(before: GraphRecord, after: GraphRecord, title: str = "") -> DiffSec
     for number, (left, right) in enumerate(order):
         old = None if left is None else f"%{number} = {before.nodes[left].text(lambda i: f'%{numbers[0][i]}')}"
         new = None if right is None else f"%{number} = {after.nodes[right].text(lambda i: f'%{numbers[1][i]}')}"
-        rows.append(DiffRow(_kind(old, new), old, new))
+        word = "" if left is None else _word(before.nodes[left])
+        rows.append(DiffRow(_kind(old, new, word), old, new))
     return DiffSection(title or f"{before.stage} to {after.stage}", tuple(rows))
 
 
-def _kind(old: str | None, new: str | None) -> str:
+def _kind(old: str | None, new: str | None, word: str) -> str:
+    """The kind of a row of an op that is called ``word``."""
     if old is None or new is None:
         return "added" if old is None else "removed"
     if old == new:
         return "same"
-    # %12 is a node; other numbers are sizes, dims and constants.
-    return "resized" if re.sub(SIZE, "n", old) == re.sub(SIZE, "n", new) else "changed"
+    (call, _, value), (new_call, _, new_value) = old.rpartition(" -> "), new.rpartition(" -> ")
+    if word in SIZED:
+        call, new_call = _without_sizes(call), _without_sizes(new_call)
+    elif word in SIZED_IN_BRACKETS:
+        call, new_call = (re.sub(r"\[[^\]]*\]", lambda found: _without_sizes(found[0]), text) for text in (call, new_call))
+    return "resized" if call == new_call and _without_sizes(value) == _without_sizes(new_value) else "changed"
+
+
+def _without_sizes(text: str) -> str:
+    """Whole numbers and symbols such as s77 masked, but for the numbers of nodes (%12)."""
+    return re.sub(r"(?<![%\w.])s?\d+(?![\w.])", "n", text)
+
+
+def _word(node: NodeRecord) -> str:
+    """What an op is called at every level: "sum" for .sum, torch.sum, aten.sum.dim_IntList and bi_inductor.sum.default."""
+    parts = node.op.lstrip(".").split(".")
+    return parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims", "bi_inductor") else parts[-1]
 
 
 def match(before: Sequence[NodeRecord], after: Sequence[NodeRecord]) -> Pairs:
@@ -188,11 +207,9 @@ def _op_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
 
 
 def _meaning_keys(nodes: Sequence[NodeRecord]) -> list[Hashable]:
-    """The word for what an op does: "sum" for .sum, torch.sum, aten.sum.dim_IntList and bi_inductor.sum.default."""
     keys: list[Hashable] = []
     for node in nodes:
-        parts = node.op.lstrip(".").split(".")
-        word = parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims", "bi_inductor") else parts[-1]
+        word = _word(node)
         keys.append((node.kind, ONE_MEANING.get(word, word), node.arguments[1:] if word == "getitem" else ()))
     return keys
 

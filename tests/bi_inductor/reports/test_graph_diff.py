@@ -75,6 +75,26 @@ def test_another_batch_size_matches_every_node() -> None:
     assert not compare(linear(True, 1), linear(False, 8)).resized_only
 
 
+@pytest.mark.parametrize(
+    ("op", "argument", "other", "kind"),
+    [
+        ("aten.view.default", "[1, 4]", "[8, 4]", "resized"),
+        ("prims.iota.default", "1, start=0", "8, start=0", "resized"),
+        ("aten.full.default", "[1, 4], 2", "[8, 4], 2", "resized"),
+        ("aten.full.default", "[4], 1", "[4], 8", "changed"),
+        ("aten.permute.default", "[1, 0]", "[0, 1]", "changed"),
+        ("aten.add.Tensor", "1", "2", "changed"),
+        ("aten.mul.Tensor", "0.5", "0.25", "changed"),
+    ],
+)
+def test_sizes_are_told_from_dims_and_constants(op: str, argument: str, other: str, kind: str) -> None:
+    def graph(text: str) -> GraphRecord:
+        b = Builder()
+        return b.graph(b.call(op, b.placeholder(), text))
+
+    assert [row.kind for row in compare(graph(argument), graph(other)).rows] == ["same", kind, "same"]
+
+
 def test_an_added_and_a_removed_node() -> None:
     def chain(*ops: str) -> GraphRecord:
         b = Builder()
