@@ -264,8 +264,8 @@ def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> 
             if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) == False:  # noqa: E712  # a sympy value
                 text = str(guard.expr.subs({symbol: sympy.Symbol("batch_size") for symbol in symbols.batch}))
                 raise CaptureError(
-                    f"the model chooses by the batch size ({text} holds for a batch of {samples} and not for one of {size}), so it has no "
-                    "one graph of it, and the choice itself may change bits; make the choice independent of the batch size, or call find "
+                    f"the model chooses by the batch size ({text} holds for a batch of {samples} and not for one of {size}), so it is "
+                    "not one graph, and the choice itself may change bits; make the choice independent of the batch size, or call find "
                     "on each side of it."
                 )
 
