@@ -101,6 +101,8 @@ print(json.dumps({
     "folders": {module.__name__: str(pathlib.Path(module.__file__).parent)
                 for module in (bi_inductor, bi_inductor.passes, bi_inductor.templates)},
     "headers": sorted(path.name for path in pathlib.Path(bi_inductor.templates.__file__).parent.rglob("*.h")),
+    "plugin": [point.value for point in importlib.metadata.entry_points(group="pytest11", name="pytest_bi_inductor")
+               if importlib.util.find_spec(point.value)],
     "generic": [name for name in ("passes", "templates") if importlib.util.find_spec(name)],
 }))
 """
@@ -134,6 +136,7 @@ def test_every_installation_imports_and_offers_the_backend(
     assert found["listed"]
     assert found["backend"] == "bi_inductor.backend.batch_invariant"
     assert found["headers"] == sorted(path.name for path in (source / "templates").rglob("*.h"))
+    assert found["plugin"] == ["pytest_bi_inductor"]
     assert found["generic"] == []
     assert "explain" in run(python.parent / "bi-inductor", "--help", cwd=empty)
     assert not {"passes", "templates", "tests"} & {entry.name for entry in site_packages.iterdir()}

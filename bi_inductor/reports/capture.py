@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,6 +117,7 @@ def capture(
 
     result = Capture(backend)
     breaks: dict[tuple[str, str], GraphBreak] = {}
+    numbers = itertools.count()
 
     def record(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         why = getattr(gm, "compile_subgraph_reason", None)
@@ -124,10 +126,9 @@ def capture(
             source = f'"{frame.filename}", line {frame.lineno}, in {frame.name}: {frame.line}' if frame else ""
             reason = _break_reason(why.reason)
             breaks[reason, source] = GraphBreak(reason, source)
-        number = len({graph.name.split(",")[0].rsplit(" ", 1)[0] for graph in result.graphs})
-        dynamo = record_graph("dynamo", gm.graph)
+        name, dynamo = f"graph {next(numbers)}", record_graph("dynamo", gm.graph)
         with errors_for_users():
-            result.graphs += _compiled_graphs(gm, example_inputs, backend, dict(options or {}), f"graph {number}", dynamo)
+            result.graphs += _compiled_graphs(gm, example_inputs, backend, dict(options or {}), name, dynamo)
         run: Callable[..., Any] = gm.forward
         return run
 

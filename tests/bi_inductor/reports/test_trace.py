@@ -70,6 +70,15 @@ def test_a_refused_compile_leaves_its_report(tmp_path: Path, monkeypatch: pytest
     assert "refused: aten.logcumsumexp.default(float32[2, 3], 0)" in (folder / "report.txt").read_text()
 
 
+def test_bodies_of_higher_order_ops_have_files_of_their_own() -> None:
+    explanation = bi_inductor.explain(
+        lambda x: torch.cond(x.sum() > 0, lambda x: x.softmax(-1), lambda x: x.cumsum(-1), [x]), torch.ones(2, 3)
+    )
+    files = trace._files(explanation, "")
+    assert "bi_inductor.softmax" in files["inner_0_2_rewrite.txt"]() and "bi_inductor.cumsum" in files["inner_1_2_rewrite.diff"]()
+    assert "cond" in files["3_rewrite.txt"]()
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(bi_inductor.OptionError, match=r"option 'trace'.*names a folder that cannot be written"):
