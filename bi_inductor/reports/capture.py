@@ -157,7 +157,10 @@ def capture(
 
 def _break_reason(text: str) -> str:
     """What happened and why, in one line, without Dynamo's hints and debugging context."""
-    return " ".join(re.split(r"\n\s*(?:Hint:|Developer debug context:)", text)[0].split())
+    if text.startswith("generic_jump"):
+        return "a branch on the value of a tensor"
+    reason = " ".join(re.split(r"\n\s*(?:Hint:|Developer debug context:)", text)[0].split())
+    return reason.replace(" Explanation:", ":", 1)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -168,6 +168,11 @@ class Explanation:
         yield self.verdict
         for graph_break in self.breaks:
             yield f"graph break: {graph_break.reason}" + (f" at {graph_break.source}" if graph_break.source else "")
+        if self.breaks:
+            yield (
+                "between graphs code runs in eager, outside of the promise: move what breaks them out of the model, choose by torch.where "
+                "or torch.cond instead of a branch; fullgraph=True makes a break an error"
+            )
         for graph in self.graphs:
             yield ""
             yield from self._graph_lines(graph)

@@ -5,6 +5,7 @@ import json
 import expecttest
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import bi_inductor
@@ -116,6 +117,18 @@ def test_opaque_ops_are_reported_without_a_warning(recwarn):
     assert "1 op opaque" in explanation.verdict
     assert "opaque: explained.twice.default(float32[2]) -> float32[2]: a custom op whose numerics are unknown" in explanation.text()
     assert not [warning for warning in recwarn if warning.category is bi_inductor.OpaqueOpWarning]
+
+
+def test_graph_breaks_say_what_to_do():
+    def function(x):
+        x = torch.relu(x)
+        torch._dynamo.graph_break()
+        return x + 1
+
+    lines = bi_inductor.explain(function, torch.zeros(2)).text().splitlines()
+    assert lines[1] == "2 graphs, 1 graph break, every op is supported"
+    assert lines[2].startswith("graph break: ") and __file__ in lines[2]
+    assert lines[3].startswith("between graphs code runs in eager") and "fullgraph=True" in lines[3]
 
 
 def test_no_graph_at_all():

@@ -49,8 +49,17 @@ def test_a_break_before_the_first_op_is_reported_too():
     assert capture(function, [torch.randn(2)]).breaks
 
 
+def test_a_branch_on_a_value_is_a_graph_break():
+    def function(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    (graph_break,) = capture(function, [torch.ones(3)]).breaks
+    assert graph_break.reason == "a branch on the value of a tensor" and "if x.sum() > 0" in graph_break.source
+
+
 def test_data_dependent_shapes_are_a_graph_break():
     captured = capture(lambda x: x[x > 0].sum(), [torch.randn(8)])
+    assert captured.breaks[0].reason.startswith("Dynamic shape operator: ")
     assert "output shape depends on input Tensor data" in captured.breaks[0].reason
 
 
