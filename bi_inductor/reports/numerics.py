@@ -35,6 +35,9 @@ NUMERICS: dict[str, Numerics] = {
     "matmul": Numerics(
         3, "`acc = ` lane sum, `L = 16`, of `a[m,k]*b[k,n]` over `k` (fma chains).", "matmul", (("products", MATMUL_LANES),)
     ),
+    "grouped_matmul": Numerics(
+        3, "each group's rows, columns or terms as a `mm` of that group alone", "grouped_matmul", (("products", MATMUL_LANES),)
+    ),
     "sum": Numerics(4, "`round(S(x))`", "reduce", _SUM),
     "mean": Numerics(4, "`round(fl(S(x) / n))`", "reduce", _SUM),
     "prod": Numerics(4, "lanes and fold as in section 2 with `*` for `+`, lanes starting at 1, no step 3; rounded", "reduce", _SUM),
@@ -55,11 +58,8 @@ NUMERICS: dict[str, Numerics] = {
     "attention_lse": Numerics(
         8, "The saved statistic is `lse = fl(m + log(z))`", "attention", (("scores", MATMUL_LANES), ("denominator", SUM_LANES))
     ),
-    "embedding_backward": Numerics(
-        9,
-        "one chain over the positions `i` with `index[i] == v`, `i` ascending, `c = fl(c + grad[i, j])` from `+0`; rounded once",
-        "embedding_backward",
-    ),
+    "embedding_backward": Numerics(9, "is that sum from `+0` over the positions `i` with `index[i] == v`", "embedding_backward"),
+    "scatter": Numerics(9, "one chain over the elements `x` of `src` that go there, in ascending position along the dim", "scatter"),
 }
 
 # What holds for a whole class of nodes.
