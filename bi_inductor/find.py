@@ -116,25 +116,32 @@ class _Search:
         if not candidates:
             return self.result(rows, compared)
         # The first node; where several variants part there, the smallest batch shows it.
-        _, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
+        index, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
             steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded)
-        first_step = next(step for step in steps if step.measured is not None)
-        assert first_step.measured is not None
+        first_step = next((step for step in steps if step.measured is not None), None)
+        if first_step is None or first_step.measured is None:
+            cause = "its bits differed in one run and not in the next: the op is not deterministic, so this is not due to the batch"
+            node = self.describe(self.captured.nodes[index], Measured(0, 0, 0, 0, 0.0, (), (None, None)), setting, (), cause)
+            return self.result(rows, compared, node, setting.name)
         node = self.describe(first_step.node, first_step.measured, setting, (), self.eager_cause(first_step))
         table = tuple(self.row(step.node, step.measured, effect_of(step.operands, _ulp(step.measured), step.by_itself)) for step in steps)
 
+        if call is None or call.node is not producer_of(first_step.node):
+            return self.result(rows, compared, node, setting.name, table)
+
         def reproduce(path: Path) -> None:
-            assert call is not None
             write_call(path, self.captured, call, first_step.node, (reference, setting))
 
-        return self.result(rows, compared, node, setting.name, table, reproduce if call is not None else None)
+        return self.result(rows, compared, node, setting.name, table, reproduce)
 
     def under_a_compiler(self) -> FindResult:
         """The outputs of every variant, then the graph compiled up to a node, for the smallest variant that differs."""
         reference, *others = self.settings
         outputs = [node for node in self.captured.outputs if node.op == "call_function"]
+        if not outputs:
+            return self.result([VariantRow(setting.name, None, 0) for setting in others], 0)
         rows, candidates = [], []
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
@@ -152,13 +159,17 @@ class _Search:
         node = self.describe(parting.node, parting.measured, setting, parting.kernels, parting.cause)
         rows = [row if row.name != setting.name else VariantRow(row.name, node.name, 0) for row in rows]
         table: list[TableRow] = []
-        before = 0.0
+        distances: dict[Node, float] = {}
         for landmark, measured in parting.landmarks:
-            table.append(self.row(landmark, measured, effect_of(before, _ulp(measured), False) if table else ""))
-            before = _ulp(measured) or 0.0
+            # What a node does with the distance of its operands is known where they are in the table too.
+            operands = max((distances.get(source, 0.0) for source in landmark.all_input_nodes), default=0.0)
+            effect = effect_of(operands, _ulp(measured), False) if operands else ""
+            table.append(self.row(landmark, measured, effect))
+            distances[landmark] = _ulp(measured) or 0.0
 
         def reproduce(path: Path) -> None:
-            write_part(path, pair, parting.node)
+            with torch.random.fork_rng(devices=_gpus()):
+                write_part(path, pair, parting.node)
 
         compiles = runs.compiles + parting.compiles
         notes = (f"{compiles} graphs were compiled to find it; the table stores later values too, which can change what is fused",)
@@ -189,7 +200,9 @@ class _Search:
 
     def not_compared(self) -> tuple[str, ...]:
         """A note on the values in which samples cannot be told apart."""
-        nodes = [node for node in self.captured.nodes if node in self.captured.of_samples]
+        # Under a compiler only the outputs are looked at in every variant.
+        looked_at = self.captured.nodes if all(setting.eager for setting in self.settings) else self.captured.outputs
+        nodes = [node for node in looked_at if node in self.captured.of_samples]
         tensors = [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
         left_out = [_name(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
         if not left_out:

@@ -294,7 +294,7 @@ def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) 
             )
     for written in written_arguments(node):
         root = written
-        while isinstance(root, torch.fx.Node) and root.op == "call_function" and _is_view(root):
+        while isinstance(root, torch.fx.Node) and root.op == "call_function" and is_view(root):
             root = root.args[0]
         if isinstance(root, torch.fx.Node) and root.op == "placeholder":
             what = "an input" if root.name in leaf_of else "a parameter or buffer"
@@ -304,7 +304,8 @@ def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) 
             )
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
+    """Whether the value shares its bits with its first operand, or is one of several results."""
     if node.target is operator.getitem:
         return True
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph
 
-from .find_capture import Captured
+from .find_capture import Captured, is_view
 from .find_execution import Execution, Measured, compare, layout_of, replace_rows, steps
 from .find_variants import Samples, Setting
 from .settings import compiled, thread_count
@@ -76,6 +76,8 @@ def run_variants(
         setting = settings[members[0]]
         with torch.no_grad(), thread_count(setting.threads), compiled(module, setting.backend, setting.dynamic, options, 1) as call:
             for index in members:
+                # Random numbers are the same ones in every run.
+                torch.manual_seed(torch.initial_seed())
                 outputs[index], kernels[index] = _run(call, arguments[index], setting)
                 kernels[index] = kernels[index] or kernels[members[0]]
     in_order = range(len(settings))
@@ -277,7 +279,8 @@ class CompiledPair:
 
     def landmarks(self, first: int) -> list[tuple[Node, Measured | None]]:
         """Later nodes, evenly spaced up to the outputs, and how far they are apart when their values are stored too."""
-        later = [node for unit in self.units[first:] for node in unit if layout_of(self.captured, node, self.padded) is not None]
+        compared = [node for unit in self.units[first:] for node in unit if layout_of(self.captured, node, self.padded) is not None]
+        later = [node for node in compared if node.target is operator.getitem or not is_view(node)]
         if len(later) > LANDMARKS:
             later = [later[index * (len(later) - 1) // (LANDMARKS - 1)] for index in range(LANDMARKS)]
         ends = [node for node in self.captured.outputs if node.op == "call_function" and node not in later]

@@ -1,4 +1,4 @@
-"""An op whose result for a sample follows the batch size: it adds one unit in the last place to the first element of a sample alone."""
+"""Ops with a fault: one whose result for a sample follows the batch size, one that is not deterministic."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ def by_batch(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@by_batch.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
+calls: list[int] = []
+
+
+@torch.library.custom_op("planted::once", mutates_args=())
+def once(x: torch.Tensor) -> torch.Tensor:
+    """``x``, and in the second call of the process twice that: an op that is not deterministic."""
+    calls.append(len(x))
+    return x * (2 if len(calls) == 2 else 1)
+
+
+def _shape(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+by_batch.register_fake(_shape)
+once.register_fake(_shape)

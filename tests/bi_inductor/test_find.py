@@ -18,6 +18,7 @@ from torch import nn
 
 import bi_inductor
 from bi_inductor import CaptureError, Variant, find
+from tests.bi_inductor import planted
 from tests.bi_inductor.planted import by_batch
 from tests.templates.rows import randn
 
@@ -166,12 +167,12 @@ def test_rows_are_followed_through_merged_dims() -> None:
         # relu, mul, and the last op: every value that is not a view.
         assert result.compared >= 3 and result.notes == ()
 
-    def planted(x: torch.Tensor) -> torch.Tensor:
+    def faulty(x: torch.Tensor) -> torch.Tensor:
         merged = torch.relu(x.transpose(0, 1).reshape(-1, 8))
         bad = by_batch(merged.view(5, -1, 8).transpose(0, 1).contiguous())
         return bad.transpose(0, 1).reshape(-1, 8) * 2
 
-    result = find(planted, randn(4, 5, 8))
+    result = find(faulty, randn(4, 5, 8))
     assert result.node is not None and result.node.op == "planted.by_batch.default"
     assert [row.op for row in result.table] == ["planted.by_batch.default", "aten.reshape.default", "aten.mul.Tensor"]
 
@@ -196,6 +197,13 @@ def test_an_op_that_mixes_samples_is_named_as_one() -> None:
 def test_a_random_op_is_not_blamed_on_the_batch() -> None:
     node = find(nn.Sequential(Exact(), nn.Dropout()), randn(4, 8)).node
     assert node is not None and "random" in node.cause
+
+
+def test_a_difference_that_does_not_come_again_is_not_blamed_on_the_batch() -> None:
+    planted.calls.clear()
+    result = find(planted.once, randn(4, 8))
+    assert result.node is not None and result.node.op == "planted.once.default"
+    assert "not deterministic" in result.node.cause
 
 
 def test_random_state_and_threads_are_left_as_found() -> None:
