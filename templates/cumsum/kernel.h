@@ -1,7 +1,7 @@
 // cumsum along one dim.
 //
-// Numerics: one chain in index order from +0, c = c + x[i]; out[i] is c rounded to T, c itself stays in the accumulation type.
-// docs/numerics.md section 4.
+// Numerics: one chain in index order from +0, c = c + x[i]; out[i] is c rounded to T. c itself is double for float and double, float for the
+// 16-bit types. docs/numerics.md section 4.
 #pragma once
 
 #include "../common/sums.h"
@@ -10,14 +10,28 @@ namespace bi {
 
 namespace detail {
 
-// Chains side by side in memory (inner columns): eight at a time in a vector.
+template <class T>
+struct Chain {
+  using type = accumulator_t<T>;
+};
+template <>
+struct Chain<float> {
+  using type = double;
+};
+
+// Chains side by side in memory (inner columns): eight at a time.
 template <class T, class Count>
 BI_INLINE void cumsum_columns(int64_t n, int64_t inner, const T* x, T* out, Count count) {
   using A = accumulator_t<T>;
-  Vec<A> chain = Vec<A>::zero();
+  typename Chain<T>::type chain[8] = {};
+  A row[8];
   for (int64_t i = 0; i < n; i++) {
-    chain = chain + load<A>(x + i * inner, count);
-    store(chain, out + i * inner, count);
+    load<A>(x + i * inner, count).store(row);
+    for (int j = 0; j < 8; j++) {
+      chain[j] = chain[j] + row[j];
+      row[j] = A(chain[j]);
+    }
+    store(Vec<A>::load(row), out + i * inner, count);
   }
 }
 
@@ -30,7 +44,7 @@ template <class T>
 inline void cumsum_chains(int chains, const int64_t* start, int64_t n, int64_t inner, const T* x, T* out) {
   using A = accumulator_t<T>;
   A buffer[cumsum_together][cumsum_chunk + 8] = {};
-  A chain[cumsum_together] = {};
+  typename Chain<T>::type chain[cumsum_together] = {};
   for (int64_t begin = 0; begin < n; begin += cumsum_chunk) {
     const int64_t here = std::min(cumsum_chunk, n - begin);
     for (int k = 0; k < chains; k++) {
@@ -43,7 +57,7 @@ inline void cumsum_chains(int chains, const int64_t* start, int64_t n, int64_t i
     for (int64_t i = 0; i < here; i++)
       for (int k = 0; k < cumsum_together; k++) {
         chain[k] = chain[k] + buffer[k][i];
-        buffer[k][i] = chain[k];
+        buffer[k][i] = A(chain[k]);
       }
     for (int k = 0; k < chains; k++) {
       T* target = out + start[k] + begin * inner;

@@ -119,6 +119,9 @@ def reduce(
 
 def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Section 4: the running sum along ``dim``, same shape and dtype."""
+    if x.dtype == torch.float32:
+        # Its chain is float64: over a chain as long as a row, float32 would lose what stock's float64 keeps.
+        return _along_dim("cumsum", x.double(), dim).float()
     return _along_dim("cumsum", x, dim)
 
 

@@ -5,6 +5,7 @@ In which order it adds is checked in tests/bi_inductor/test_testing.py, where it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -274,6 +275,12 @@ def test_step_three_turns_minus_zero_into_plus_zero() -> None:
             assert same_bits(out, torch.zeros(1, 1))
 
 
+def test_cumsum_of_float32_is_a_chain_of_float64() -> None:
+    x = random(3, 300)
+    assert same_bits(reference.cumsum(x, 1), reference.cumsum(x.double(), 1).float())
+    assert not same_bits(reference.cumsum(x, 1), torch.stack(list(itertools.accumulate(x.unbind(1))), 1))
+
+
 def test_cumsum_and_embedding_start_from_plus_zero() -> None:
     assert same_bits(reference.cumsum(torch.tensor([-0.0, -0.0]), 0), torch.zeros(2))
     grad = torch.full((2, 1), -0.0)
@@ -340,8 +347,12 @@ def test_halves_are_rounded_once_at_the_end(dtype: torch.dtype) -> None:
     a, b, bias = random(5, 70, dtype=dtype), random(70, 4, dtype=dtype), random(4, dtype=dtype)
     in_float32 = reference.matmul(a.float(), b.float(), bias.float(), alpha=1.25)
     assert same_bits(reference.matmul(a, b, bias, alpha=1.25), in_float32.to(dtype))
-    for fn in (lambda x: reference.softmax(x, 1), lambda x: reference.cumsum(x, 1), reference.exp):
+    for fn in (lambda x: reference.softmax(x, 1), reference.exp):
         assert same_bits(fn(a), fn(a.float()).to(dtype))
+    sums = torch.zeros(5)
+    for i in range(a.shape[1]):
+        sums = sums + a[:, i].float()
+        assert same_bits(reference.cumsum(a, 1)[:, i], sums.to(dtype))
     assert same_bits(reference.layer_norm(a, (70,))[0], reference.layer_norm(a.float(), (70,))[0].to(dtype))
 
 

@@ -85,7 +85,7 @@ def test_another_order_is_caught() -> None:
     def in_order(terms: torch.Tensor) -> torch.Tensor:
         return ops.cumsum(terms, 0)[-1]
 
-    assert accumulation_tree(in_order, 140) != expected_tree(128, 140)
+    assert accumulation_tree(in_order, 140, dtype=torch.float64) != expected_tree(128, 140)
 
 
 @pytest.mark.parametrize("left", [1, 3, 16, 37, 130])
@@ -125,6 +125,14 @@ def test_cumsum(dtype: torch.dtype) -> None:
         stored = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
         assert_same_bits(ops.cumsum(stored, dim), reference.cumsum(x, dim), dim)
     assert_rows_invariant(lambda rows: ops.cumsum(rows, 1), randn(256, 77, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [100, 4096])
+def test_accuracy_of_cumsum_is_that_of_stock(n: int, dtype: torch.dtype) -> None:
+    x = randn(16, n, dtype=dtype)
+    exact = x.double().cumsum(1)
+    assert relative_error(ops.cumsum(x, 1), exact) <= 1.5 * relative_error(x.cumsum(1), exact)
 
 
 def test_bad_arguments_are_refused() -> None:
