@@ -15,13 +15,23 @@ from tests.templates.rows import THREADS, assert_same_bits, differences
 BATCH, LENGTH = 17, 13
 
 
-def compiled(name: str, dtype: torch.dtype = torch.float32, **kwargs: object) -> Callable[..., torch.Tensor]:
-    return torch.compile(Logits(MODELS[name]().to(dtype)), backend="batch_invariant", **kwargs)
+def compiled(name: str, dynamic: bool | None, dtype: torch.dtype = torch.float32) -> Callable[..., torch.Tensor]:
+    model = Logits(MODELS[name]().to(dtype))
+    # The number of threads is read at run time, so one graph serves all.
+    return torch.compile(model, backend="batch_invariant", dynamic=dynamic, options={"cpp.dynamic_threads": True})
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in MODELS), ("llama", torch.bfloat16)], ids=str)
+def on_one_worker(name: str, *values: object) -> object:
+    """A test's parameters; all tests of a model share its compiled graphs."""
+    return pytest.param(name, *values, marks=pytest.mark.xdist_group(f"model {name}"))
+
+
+FLOATS = [on_one_worker(name, torch.float32) for name in MODELS]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*FLOATS, on_one_worker("llama", torch.bfloat16)], ids=str)
 def test_samples_keep_their_bits(name: str, dtype: torch.dtype) -> None:
-    fn = compiled(name, dtype, dynamic=True, options={"cpp.dynamic_threads": True})
+    fn = compiled(name, True, dtype)
     ids, mask = tokens(BATCH, LENGTH)
     mask[3, 9:] = 0
     with torch.no_grad():
@@ -42,18 +52,30 @@ def test_samples_keep_their_bits(name: str, dtype: torch.dtype) -> None:
             torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-def test_static_equals_dynamic_equals_recompiled(name: str) -> None:
+def in_every_kind_of_graph(name: str) -> list[dict[int, torch.Tensor]]:
+    """Results by batch size: from dynamic shapes, from static ones, and from a graph that became dynamic when the size changed."""
     ids, mask = tokens(8, LENGTH)
     results = []
     with torch.no_grad():
-        for dynamic in (True, False, None):
+        for dynamic, batches in ((True, (8, 3, 1)), (False, (8, 1)), (None, (8, 3, 1))):
             torch._dynamo.reset()
-            fn = compiled(name, dynamic=dynamic)
-            results.append([fn(ids[:m], mask[:m]) for m in (8, 1, 3)])
-    for other in results[1:]:
-        for left, right in zip(results[0], other, strict=True):
-            assert_same_bits(left, right)
+            fn = compiled(name, dynamic)
+            results.append({m: fn(ids[:m], mask[:m]) for m in batches})
+    return results
+
+
+@pytest.fixture(scope="module")
+def of_llama() -> list[dict[int, torch.Tensor]]:
+    return in_every_kind_of_graph("llama")
+
+
+@pytest.mark.xdist_group("model llama")
+def test_static_equals_dynamic_equals_recompiled(of_llama: list[dict[int, torch.Tensor]]) -> None:
+    """A BERT's: test_minilm.py."""
+    dynamic, *others = of_llama
+    for other in others:
+        for m, result in other.items():
+            assert_same_bits(result, dynamic[m], f"batch {m}")
 
 
 def test_stock_varies() -> None:
@@ -68,20 +90,18 @@ def test_stock_varies() -> None:
     assert varying > 0
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-def test_gradients_of_inputs_and_forward_under_grad(name: str) -> None:
-    """Inputs are embeddings here, so that they have gradients."""
-    model = MODELS[name]()
+def test_gradients_of_inputs_and_forward_under_grad() -> None:
+    """Inputs are embeddings here, so that they have gradients. A BERT's: test_minilm.py."""
+    model = MODELS["llama"]()
     width = model.config.hidden_size
 
     def run(embeddings: torch.Tensor) -> torch.Tensor:
-        extra = {} if name == "bert" else {"use_cache": False}
-        result: torch.Tensor = model(inputs_embeds=embeddings, return_dict=False, **extra)[0]
+        result: torch.Tensor = model(inputs_embeds=embeddings, return_dict=False, use_cache=False)[0]
         return result
 
     fn = torch.compile(run, backend="batch_invariant", dynamic=True)
     x = torch.randn(5, 7, width, generator=torch.Generator().manual_seed(1))
-    seed = torch.randn(5, 7, model.config.vocab_size if name == "llama" else width, generator=torch.Generator().manual_seed(2))
+    seed = torch.randn(5, 7, model.config.vocab_size, generator=torch.Generator().manual_seed(2))
 
     def backward(samples: slice) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = x[samples].clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Tiny seeded models of transformers: a decoder, an older decoder, an encoder, an encoder-decoder."""
+"""Tiny seeded models of transformers: a decoder, an older one, an encoder, an encoder-decoder. A layer more takes seconds to compile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 VOCABULARY = 100
 
 
-def llama(attention: str = "sdpa") -> nn.Module:
+def llama(attention: str = "sdpa", layers: int = 1) -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=48,
         intermediate_size=80,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -26,19 +26,19 @@ def llama(attention: str = "sdpa") -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=1, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0)
     return seeded(lambda: transformers.GPT2LMHeadModel(config))
 
 
 def bert() -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=1, num_attention_heads=4
     )
     return seeded(lambda: transformers.BertModel(config))
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=48, d_kv=12, d_ff=80, num_layers=1, num_heads=4, decoder_start_token_id=0)
     return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 
