@@ -19,8 +19,11 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp.decompositions import _grid_sampler_2d
 
-from bi_inductor.passes.convolution import CONVOLUTIONS, convolution
+from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
+from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
+from bi_inductor.passes.distances import cdist
 from bi_inductor.templates.library import DTYPES
 
 aten = torch.ops.aten
@@ -121,20 +124,51 @@ def _attention_with_dropout(
     return torch.matmul(torch.dropout(probabilities.to(value.dtype), dropout_p, True), value)
 
 
-CAPTURED: dict[Any, Callable[..., torch.Tensor]] = {
+def bilinear(x1: torch.Tensor, x2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """One matmul with the first input, one with the second; ``x1`` [..., in1], ``x2`` [..., in2], ``weight`` [out, in1, in2].
+
+    What lies between them stays in the accumulation type.
+    """
+    dtype = x1.dtype
+    wide = dtype if dtype == torch.float64 else torch.float32
+    outputs, in1, in2 = weight.shape
+    rows, columns = x1.to(wide).reshape(-1, in1), x2.to(wide).reshape(-1, in2, 1)
+    first = torch.ops.bi_inductor.matmul(rows, weight.to(wide).transpose(0, 1).reshape(in1, outputs * in2))
+    out = torch.ops.bi_inductor.matmul(first.reshape(-1, outputs, in2), columns, None if bias is None else bias.to(wide).unsqueeze(-1))
+    result: torch.Tensor = out.reshape([*x1.shape[:-1], outputs]).to(dtype)
+    return result
+
+
+def grid_sampler(x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    """Sampling of images [batch, channels, height, width] as torch's decomposition spells it, so that the backward is made of its parts."""
+    if x.dim() != 4:
+        return NotImplemented
+    return _grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners, False)
+
+
+# A kernel may return NotImplemented for a call that torch's own path takes.
+CAPTURED: dict[Any, Callable[..., Any]] = {
     aten.linear.default: linear,
     aten.rms_norm.default: rms_norm,
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+    aten.bilinear.default: bilinear,
+    aten.cdist.default: cdist,
+    aten.embedding_bag.default: embedding_bag,
+    aten.embedding_bag.padding_idx: embedding_bag_with_padding,
+    aten.grid_sampler.default: grid_sampler,
+    **dict.fromkeys(TRANSPOSED_CONVOLUTIONS, transposed_convolution),
     **{overload: convolution for conv in CONVOLUTIONS for overload in (conv.default, conv.padding)},
 }
 
 
-def _python_kernel(op: Any, replacement: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # Other threads may be tracing with another backend, other devices and dtypes keep torch's own path.
         x = args[0]
         if getattr(_active, "depth", 0) and x.device.type == "cpu" and x.dtype in DTYPES:
-            return replacement(*args, **kwargs)
+            result = replacement(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bi_inductor.passes import distances, pooling
 from bi_inductor.passes.capture import CAPTURED
 
 aten = torch.ops.aten
@@ -40,7 +41,10 @@ KEPT_WHOLE = (
     aten.mean,
     aten.prod,
     aten.cumsum,
+    aten.cumprod,
+    aten.logcumsumexp,
     aten.embedding_dense_backward,
+    aten.index_reduce,
 )
 
 
@@ -66,11 +70,19 @@ def decomposition_table(version: str) -> DecompositionTable:
     # The table also holds torch's own parts of composite ops. A decomposition that calls a captured one has to find our kernel instead.
     for captured in CAPTURED:
         table.pop(captured, None)
+    table.update(pooling.DECOMPOSITIONS)
+    table.update(distances.DECOMPOSITIONS)
+    table[aten.addbmm.default] = addbmm
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     table[aten._native_multi_head_attention.default] = native_multi_head_attention
     table[aten.sort.default] = sort
     table[aten.sort.stable] = sort_stable
     return table
+
+
+def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
+    """One matmul, k running over (batch, k): ``bias`` broadcasts to [n, m], ``a`` [batch, n, k], ``b`` [batch, k, m]."""
+    return torch.addmm(bias, a.transpose(0, 1).flatten(1), b.flatten(0, 1), beta=beta, alpha=alpha)
 
 
 def sort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:

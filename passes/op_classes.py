@@ -51,14 +51,15 @@ MOVEMENT = (
     _names(
         "aten",
         """
-        _unsafe_index _unsafe_view alias arange as_strided as_strided_scatter cat clone constant_pad_nd copy copy_ detach diagonal
-        diagonal_copy diagonal_scatter embedding empty empty_like empty_strided expand expand_copy eye fill flip full full_like gather index
-        index_select lift_fresh_copy linspace masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones
+        _unsafe_index _unsafe_masked_index _unsafe_view alias arange as_strided as_strided_scatter cat clone constant_pad_nd
+        copy copy_ detach diagonal diagonal_copy diagonal_scatter embedding empty empty_like empty_strided expand expand_copy
+        eye fill flip full full_like gather index index_select lift_fresh_copy linspace lu_unpack masked_scatter
+        masked_scatter_backward masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones
         ones_like permute repeat repeat_interleave reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d reshape
-        resolve_conj resolve_neg roll scalar_tensor select select_scatter slice slice_scatter split split_with_sizes squeeze stack
-        t transpose tril tril_indices triu triu_indices unbind unfold unsqueeze view zeros zeros_like view_as_real real
-        _reshape_alias _to_copy set_ sym_size sym_stride sym_numel sym_storage_offset item
-        _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
+        resolve_conj resolve_neg roll scalar_tensor select select_scatter slice slice_scatter split split_with_sizes squeeze
+        stack t transpose tril tril_indices triu triu_indices unbind unfold unsqueeze view zeros zeros_like view_as_real real
+        _reshape_alias _to_copy set_ sym_size sym_stride sym_numel sym_storage_offset item _local_scalar_dense
+        _linalg_check_errors _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
     | _names("prims", "broadcast_in_dim iota device_put empty_strided rev view_of inductor_force_stride_order scalar_tensor")
@@ -70,7 +71,7 @@ EXACT = _names(
     """
     all any amax amin argmax argmin argsort bucketize count_nonzero equal isin max max_pool1d max_pool2d
     max_pool2d_with_indices min searchsorted sort topk cummax cummin aminmax median
-    histc
+    histc kthvalue mode _int_mm
     """,
 ) | _names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 
@@ -78,10 +79,10 @@ EXACT = _names(
 OVERWRITES = _names("aten", "index_put _unsafe_index_put")
 
 # Exact on integers and rewritten on floating point; of several elements for one place, the last one stays.
-SCATTERS = _names("aten", "scatter scatter_add scatter_reduce")
+SCATTERS = _names("aten", "scatter scatter_add scatter_reduce index_reduce")
 
 # Sums that are exact on integers and rewritten on floating point.
-SUMS = _names("aten", "sum prod cumsum mm bmm addmm baddbmm mv dot vdot")
+SUMS = _names("aten", "sum prod cumsum cumprod mm bmm addmm baddbmm mv dot vdot")
 
 RANDOM = (
     _names(

@@ -147,11 +147,18 @@ def _extremum_and_index(rewriter: Rewriter, x: Node, *args: Any) -> tuple[Node, 
     return rewriter.emit(aten.add.Tensor, values, 0.0), indices
 
 
-@rule(aten.cumsum.default)
-def _cumsum(rewriter: Rewriter, x: Node, dim: int, *, dtype: torch.dtype | None = None) -> Node | None:
-    if (dtype or x.meta["val"].dtype) not in DTYPES:
-        return _in_integers(rewriter, x, dim, dtype=dtype)
-    return rewriter.emit(ops.cumsum.default, rewriter.cast(x, dtype), dim)
+def _cumulation(op: Any) -> Rule:
+    def apply(rewriter: Rewriter, x: Node, dim: int, *, dtype: torch.dtype | None = None) -> Node | None:
+        if (dtype or x.meta["val"].dtype) not in DTYPES:
+            return _in_integers(rewriter, x, dim, dtype=dtype)
+        return rewriter.emit(op, rewriter.cast(x, dtype), dim)
+
+    return apply
+
+
+rule(aten.cumsum.default)(_cumulation(ops.cumsum.default))
+rule(aten.cumprod.default)(_cumulation(ops.cumprod.default))
+rule(aten.logcumsumexp.default)(_cumulation(ops.logcumsumexp.default))
 
 
 @rule(aten._softmax.default)

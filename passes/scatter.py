@@ -55,8 +55,18 @@ def _scatter_reduce(
     return _scatter(rewriter, x, dim, index, src, reduce, include_self)
 
 
+@rule(aten.index_reduce.default)
+def _index_reduce(
+    rewriter: Rewriter, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
+) -> Node | None:
+    if x.meta["val"].dtype not in DTYPES or not x.meta["val"].dim():
+        return None
+    return rewriter.emit(ops.scatter.default, x, dim, index, source, REDUCE_NAMES.get(reduce, reduce), include_self)
+
+
 def _filled(rewriter: Rewriter, x: Node, index: Node, value: Any) -> Node:
-    return rewriter.emit(aten.full_like.default, index, value, dtype=x.meta["val"].dtype)
+    # Inductor lowers full alone: full_like it takes apart before its post-grad passes.
+    return rewriter.emit(aten.full.default, rewriter.sizes(index), value, dtype=x.meta["val"].dtype, device=x.meta["val"].device)
 
 
 def _scatter(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool) -> Node | None:
@@ -133,6 +143,16 @@ def _index_put(rewriter: Rewriter, x: Node, indices: Sequence[Node | None], valu
     index = rewriter.emit(aten.reshape.default, linear, [count])
     added = rewriter.emit(ops.scatter.default, rows, dims[0], index, src, "sum", True)
     return rewriter.emit(aten.reshape.default, added, rewriter.sizes(x))
+
+
+@rule(aten._unsafe_masked_index_put_accumulate.default)
+def _masked_index_put(rewriter: Rewriter, x: Node, mask: Node, indices: Sequence[Node | None], values: Node) -> Node | None:
+    """Adding at indices where ``mask`` is true: elsewhere a zero at index 0."""
+    if x.meta["val"].dtype not in DTYPES:
+        return None
+    valid = [None if i is None else rewriter.emit(aten.where.ScalarOther, mask, i, 0) for i in indices]
+    put: Node | None = _index_put(rewriter, x, valid, rewriter.emit(aten.where.ScalarOther, mask, values, 0), True)
+    return put
 
 
 def _product(sizes: Sequence[Any]) -> int:

@@ -1,4 +1,4 @@
-"""``bi_inductor::sum``, ``mean``, ``prod``, ``var``, ``std`` and ``cumsum`` (docs/numerics.md section 4)."""
+"""``bi_inductor::sum``, ``mean``, ``prod``, ``var``, ``std``, ``cumsum``, ``cumprod`` and ``logcumsumexp`` (docs/numerics.md section 4)."""
 
 from __future__ import annotations
 
@@ -108,20 +108,15 @@ def _define_spread(op: str, backward: Callable[..., Any]) -> None:
     define(schema, cpu, fake, backward, _save)
 
 
-def cumsum_cpu(x: torch.Tensor, dim: int) -> torch.Tensor:
-    dtype = check_dtypes("cumsum", {"x": x})
+def cumulate_cpu(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Eager ``cumsum``, ``cumprod`` or ``logcumsumexp``."""
+    dtype = check_dtypes(op, {"x": x})
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.dim() == 0:
         return x.clone()
-    (dim,) = normalized_dims("cumsum", [dim], x.dim())
-    arguments = cumsum_kernel.arguments(dim, Operand.of(x), Operand.of(out))
-    return run(cumsum_kernel.KERNEL, out, dtype, arguments)
-
-
-def cumsum_fake(x: torch.Tensor, dim: int) -> torch.Tensor:
-    check_dtypes("cumsum", {"x": x})
-    return x.new_empty(x.shape)
+    (dim,) = normalized_dims(op, [dim], x.dim())
+    return run(cumsum_kernel.KERNEL, out, dtype, cumsum_kernel.arguments(op, dim, Operand.of(x), Operand.of(out)))
 
 
 def _save_dim(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -134,9 +129,21 @@ def _cumsum_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return torch.ops.bi_inductor.cumsum(grad.flip(ctx.dim), ctx.dim).flip(ctx.dim), None
 
 
+def _define_cumulation(op: str, backward: Callable[..., Any] | None) -> None:
+    def cpu(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return cumulate_cpu(op, x, dim)
+
+    def fake(x: torch.Tensor, dim: int) -> torch.Tensor:
+        check_dtypes(op, {"x": x})
+        return x.new_empty(x.shape)
+
+    define(f"{op}(Tensor x, int dim) -> Tensor", cpu, fake, backward, _save_dim)
+
+
 _define("sum", _sum_backward)
 _define("mean", _mean_backward)
 _define("prod", _prod_backward)
 _define_spread("var", _var_backward)
 _define_spread("std", _std_backward)
-define("cumsum(Tensor x, int dim) -> Tensor", cumsum_cpu, cumsum_fake, _cumsum_backward, _save_dim)
+for _op in cumsum_kernel.CUMULATIONS:
+    _define_cumulation(_op, _cumsum_backward if _op == "cumsum" else None)

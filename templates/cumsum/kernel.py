@@ -1,4 +1,4 @@
-"""The cumsum kernel: its parameters, and how operands become arguments (docs/numerics.md section 4)."""
+"""The kernel of cumsum, cumprod and logcumsumexp: its parameters, and how operands become arguments (docs/numerics.md section 4)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ KERNEL = register_kernel(
     "cumsum",
     "cumsum",
     {
+        "op": Parameter.SIZE,
         "outer": Parameter.SIZE,
         "n": Parameter.SIZE,
         "inner": Parameter.SIZE,
@@ -21,9 +22,14 @@ KERNEL = register_kernel(
 )
 
 
-def arguments(dim: int, x: Operand, out: Operand) -> dict[str, Any]:
-    """Arguments for the running sum along ``dim`` of the contiguous ``x``."""
+# The values of `op` in kernel.h.
+CUMULATIONS = ("cumsum", "cumprod", "logcumsumexp")
+
+
+def arguments(op: str, dim: int, x: Operand, out: Operand) -> dict[str, Any]:
+    """Arguments for the running ``op`` along ``dim`` of the contiguous ``x``."""
     return {
+        "op": CUMULATIONS.index(op),
         "outer": product(x.size[:dim]),
         "n": x.size[dim],
         "inner": product(x.size[dim + 1 :]),

@@ -26,7 +26,7 @@ from bi_inductor.pins import PINS
 
 
 def unsupported(x):
-    return torch.logcumsumexp(x, 1)
+    return torch.pdist(x)
 
 
 def model(x, weight):
@@ -41,7 +41,7 @@ def compiled(function, **arguments):
 
 
 def test_errors_reach_the_caller_as_they_are():
-    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.logcumsumexp") as caught:
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\._pdist_forward") as caught:
         compiled(unsupported)(torch.randn(2, 3))
     error = caught.value
     assert isinstance(error, bi_inductor.BatchInvariantError)

@@ -101,7 +101,7 @@ def test_rules_agree_with_the_table():
 
 def test_an_op_that_nobody_listed_is_unsupported():
     listed = set().union(*TABLE.values()) | {op_classes.op_name(op) for op in torch_rules()}
-    for name in ("_embedding_bag", "logcumsumexp", "masked_scatter", "upsample_bilinear2d", "_cdist_forward"):
+    for name in ("_embedding_bag", "geqrf", "segment_reduce", "upsample_bilinear2d", "_pdist_forward"):
         name = f"aten.{name}"
         assert name not in listed
         assert classify(next(functional_overloads(name)), [torch.empty(1)], False) is OpClass.UNSUPPORTED
@@ -326,7 +326,8 @@ def line_of(function, text):
 class Bags(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.bags = torch.nn.EmbeddingBag(5, 3)
+        # What has no template is the gradient's scale.
+        self.bags = torch.nn.EmbeddingBag(5, 3, scale_grad_by_freq=True)
 
     def forward(self, x):
         return self.bags(x + 1)
@@ -344,15 +345,15 @@ def test_the_error_has_all_the_facts():
 
 def test_all_unsupported_ops_are_in_one_message():
     def function(x):
-        y = torch.logcumsumexp(x, 1)
-        y = y + torch.cdist(x, x)
-        return y.masked_scatter(x > 0, x)
+        y = torch.geqrf(x)[0]
+        y = y + torch.pdist(x).sum()
+        return y + torch.segment_reduce(x, "sum", lengths=torch.tensor([4]))
 
     message = refused(function, torch.randn(4, 4))
-    for op, text in (("logcumsumexp", "torch.logcumsumexp"), ("_cdist_forward", "torch.cdist"), ("masked_scatter", "y.masked_scatter")):
+    for op, text in (("geqrf", "torch.geqrf"), ("_pdist_forward", "torch.pdist"), ("segment_reduce", "torch.segment_reduce")):
         assert f"aten.{op}(float32[4, 4]" in message
         assert f"line {line_of(function, text)}, in function" in message
-    assert "'allow': ('aten._cdist_forward', 'aten.logcumsumexp', 'aten.masked_scatter')" in message
+    assert "'allow': ('aten._pdist_forward', 'aten.geqrf', 'aten.segment_reduce')" in message
 
 
 def test_allow_lets_an_op_through():
@@ -364,27 +365,34 @@ def test_allow_lets_an_op_through():
 
 def test_allow_names_only_what_it_names():
     def function(x):
-        return torch.logcumsumexp(torch.cdist(x, x), 1)
+        return torch.pdist(torch.geqrf(x)[0])
 
-    message = refused(function, torch.randn(4, 4), allow=("aten.logcumsumexp",))
-    assert "aten._cdist_forward" in message and "aten.logcumsumexp" not in message
+    message = refused(function, torch.randn(4, 4), allow=("aten.geqrf",))
+    assert "aten._pdist_forward" in message and "aten.geqrf" not in message
 
 
 def test_a_dynamic_shape_is_named_by_its_symbol():
-    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.logcumsumexp\(float32\[s\d+, s\d+\]\)"):
-        torch.compile(lambda x: torch.logcumsumexp(x, 1), backend="batch_invariant", dynamic=True)(torch.randn(3, 5))
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\._pdist_forward\(float32\[s\d+, s\d+\]\)"):
+        torch.compile(lambda x: torch.pdist(x), backend="batch_invariant", dynamic=True)(torch.randn(3, 5))
+
+
+class PdistInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.pdist(*ctx.saved_tensors).sum()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unsupported_op_in_a_backward(dynamic):
-    # Sampling is pointwise; its gradient is a sum over the places that were read.
-    x, grid = torch.randn(2, 3, 4, 4, requires_grad=True), torch.zeros(2, 2, 2, 2)
-
-    def function(x):
-        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
-
-    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\.grid_sampler_2d_backward"):
-        torch.compile(function, backend="batch_invariant", dynamic=dynamic)(x).sum().backward()
+    with pytest.raises(bi_inductor.UnsupportedOpError, match=r"aten\._pdist_forward"):
+        torch.compile(PdistInBackward.apply, backend="batch_invariant", dynamic=dynamic)(
+            torch.randn(2, 3, requires_grad=True)
+        ).sum().backward()
 
 
 def test_complex_numbers():
@@ -449,7 +457,7 @@ def test_a_custom_op_that_writes_into_its_argument_is_opaque_too():
 
 
 def test_a_graph_without_source_lines():
-    graph = make_fx(lambda x: torch.logcumsumexp(x, 0))(torch.randn(3)).graph
+    graph = make_fx(torch.pdist)(torch.randn(3, 2)).graph
     for node in graph.nodes:
         node.meta.pop("stack_trace", None)
     with pytest.raises(bi_inductor.UnsupportedOpError, match="an unknown source line"):

@@ -38,16 +38,48 @@ inference
 - scatter_3 = aten.scatter.value_reduce(arg0_1, 1, arg2_1, 2.0, reduce=multiply) -> float32[2, 5]
 - scatter_add = aten.scatter_add.default(arg0_1, 1, arg2_1, arg1_1) -> float32[2, 5]
 + scatter_default = bi_inductor.scatter.default(arg0_1, 1, arg2_1, arg1_1, set, True) -> float32[2, 5]
-+ full_like_default = aten.full_like.default(arg2_1, 2.0, dtype=torch.float32) -> float32[2, 4]
-+ scatter_default_1 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, full_like_default, set, True) -> float32[2, 5]
++ full_default = aten.full.default([2, 4], 2.0, dtype=torch.float32, device=cpu) -> float32[2, 4]
++ scatter_default_1 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, full_default, set, True) -> float32[2, 5]
 + scatter_default_2 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, arg1_1, sum, True) -> float32[2, 5]
-+ full_like_default_1 = aten.full_like.default(arg2_1, 2.0, dtype=torch.float32) -> float32[2, 4]
-+ scatter_default_3 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, full_like_default_1, prod, True) -> float32[2, 5]
++ full_default_1 = aten.full.default([2, 4], 2.0, dtype=torch.float32, device=cpu) -> float32[2, 4]
++ scatter_default_3 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, full_default_1, prod, True) -> float32[2, 5]
 + scatter_default_4 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, arg1_1, sum, True) -> float32[2, 5]
 - scatter_reduce = aten.scatter_reduce.two(arg0_1, 1, arg2_1, arg1_1, amax, include_self=False) -> float32[2, 5]
 + scatter_default_5 = bi_inductor.scatter.default(arg0_1, 1, arg2_1, arg1_1, amax, False) -> float32[2, 5]
 - return (scatter, scatter_1, scatter_2, scatter_3, scatter_add, scatter_reduce)
 + return (scatter_default, scatter_default_1, scatter_default_2, scatter_default_3, scatter_default_4, scatter_default_5)""",
+    )
+
+
+def test_reducing_at_indices_and_where_a_mask_is_true() -> None:
+    def fn(x: Tensor, index: Tensor, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        put = torch.ops.aten._unsafe_masked_index_put_accumulate
+        return x.index_reduce(1, index, source, "mean", include_self=False), put(x, mask, [None, index], source)
+
+    expecttest.assert_expected_inline(
+        rewritten(fn, f32(2, 4), torch.tensor([3, 0, 3]), f32(2, 3), torch.tensor([True, False, True]), values=False),
+        """\
+inference
+  arg0_1: float32[2, 4]
+  arg1_1: int64[3]
+  arg2_1: float32[2, 3]
+  arg3_1: bool[3]
+- index_reduce = aten.index_reduce.default(arg0_1, 1, arg1_1, arg2_1, mean, include_self=False) -> float32[2, 4]
+- _unsafe_masked_index_put_accumulate = aten._unsafe_masked_index_put_accumulate.default(arg0_1, arg3_1, [None, arg1_1], arg2_1) -> float32[2, 4]
+- return (index_reduce, _unsafe_masked_index_put_accumulate)
++ scatter_default = bi_inductor.scatter.default(arg0_1, 1, arg1_1, arg2_1, mean, False) -> float32[2, 4]
++ where_scalar_other = aten.where.ScalarOther(arg3_1, arg1_1, 0) -> int64[3]
++ where_scalar_other_1 = aten.where.ScalarOther(arg3_1, arg2_1, 0) -> float32[2, 3]
++ lt_scalar = aten.lt.Scalar(where_scalar_other, 0) -> bool[3]
++ add_tensor = aten.add.Tensor(where_scalar_other, 4) -> int64[3]
++ where_self = aten.where.self(lt_scalar, add_tensor, where_scalar_other) -> int64[3]
++ expand_default = aten.expand.default(where_scalar_other_1, [2, 3]) -> float32[2, 3]
++ reshape_default = aten.reshape.default(expand_default, [2, 3]) -> float32[2, 3]
++ reshape_default_1 = aten.reshape.default(arg0_1, [2, 4]) -> float32[2, 4]
++ reshape_default_2 = aten.reshape.default(where_self, [3]) -> int64[3]
++ scatter_default_1 = bi_inductor.scatter.default(reshape_default_1, 1, reshape_default_2, reshape_default, sum, True) -> float32[2, 4]
++ reshape_default_3 = aten.reshape.default(scatter_default_1, [2, 4]) -> float32[2, 4]
++ return (scatter_default, reshape_default_3)""",  # noqa: E501
     )
 
 
@@ -83,15 +115,15 @@ inference
   arg2_1: int64[2, 4]
 - scatter = aten.scatter.value(arg0_1, 1, arg2_1, 7) -> int64[2, 3]
 - scatter_1 = aten.scatter.value(arg1_1, 1, arg2_1, True) -> bool[2, 3]
-+ full_like_default = aten.full_like.default(arg2_1, 7, dtype=torch.int64) -> int64[2, 4]
++ full_default = aten.full.default([2, 4], 7, dtype=torch.int64, device=cpu) -> int64[2, 4]
 + view_dtype = aten.view.dtype(arg0_1, torch.float64) -> float64[2, 3]
-+ view_dtype_1 = aten.view.dtype(full_like_default, torch.float64) -> float64[2, 4]
++ view_dtype_1 = aten.view.dtype(full_default, torch.float64) -> float64[2, 4]
 + scatter_default = bi_inductor.scatter.default(view_dtype, 1, arg2_1, view_dtype_1, set, True) -> float64[2, 3]
 + view_dtype_2 = aten.view.dtype(scatter_default, torch.int64) -> int64[2, 3]
-+ full_like_default_1 = aten.full_like.default(arg2_1, True, dtype=torch.bool) -> bool[2, 4]
++ full_default_1 = aten.full.default([2, 4], True, dtype=torch.bool, device=cpu) -> bool[2, 4]
 + convert_element_type_default = prims.convert_element_type.default(arg1_1, torch.int32) -> int32[2, 3]
 + view_dtype_3 = aten.view.dtype(convert_element_type_default, torch.float32) -> float32[2, 3]
-+ convert_element_type_default_1 = prims.convert_element_type.default(full_like_default_1, torch.int32) -> int32[2, 4]
++ convert_element_type_default_1 = prims.convert_element_type.default(full_default_1, torch.int32) -> int32[2, 4]
 + view_dtype_4 = aten.view.dtype(convert_element_type_default_1, torch.float32) -> float32[2, 4]
 + scatter_default_1 = bi_inductor.scatter.default(view_dtype_3, 1, arg2_1, view_dtype_4, set, True) -> float32[2, 3]
 + view_dtype_5 = aten.view.dtype(scatter_default_1, torch.int32) -> int32[2, 3]

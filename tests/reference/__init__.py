@@ -19,12 +19,14 @@ from tests.reference.library import call
 __all__ = [
     "accumulation_dtype",
     "attention",
+    "cumprod",
     "cumsum",
     "embedding_backward",
     "exp",
     "group_norm",
     "layer_norm",
     "log_softmax",
+    "logcumsumexp",
     "matmul",
     "reduce",
     "rms_norm",
@@ -119,10 +121,24 @@ def reduce(
 
 def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Section 4: the running sum along ``dim``, same shape and dtype."""
+    return _chain("cumsum", x, dim)
+
+
+def cumprod(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Section 4: the running product along ``dim``, same shape and dtype."""
+    return _chain("cumprod", x, dim)
+
+
+def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Section 4: the logarithm of the running sum of exponentials along ``dim``, same shape and dtype."""
+    return _chain("logcumsumexp", x, dim)
+
+
+def _chain(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     if x.dtype == torch.float32:
         # Its chain is float64: over a chain as long as a row, float32 would lose what stock's float64 keeps.
-        return _along_dim("cumsum", x.double(), dim).float()
-    return _along_dim("cumsum", x, dim)
+        return _along_dim(name, x.double(), dim).float()
+    return _along_dim(name, x, dim)
 
 
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -101,6 +101,10 @@ def test_reduction_accuracy(dtype: torch.dtype) -> None:
 def test_cumsum_accuracy(dtype: torch.dtype) -> None:
     x = random(3, 100, dtype=dtype)
     assert_accurate(reference.cumsum(x, 1), exact(x).cumsum(1), 100, np.abs(exact(x)).cumsum(1))
+    products = exact(x).cumprod(1)
+    assert_accurate(reference.cumprod(x, 1), products, 100, np.abs(products))
+    logarithms = np.logaddexp.accumulate(exact(x), 1)
+    assert_accurate(reference.logcumsumexp(x, 1), logarithms, 300, np.abs(logarithms) + 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -117,14 +117,23 @@ def test_empty() -> None:
     assert_same_bits(ops.sum(torch.tensor(-0.0), []), torch.tensor(0.0))
 
 
+CUMULATIONS = {"cumsum": reference.cumsum, "cumprod": reference.cumprod, "logcumsumexp": reference.logcumsumexp}
+
+
+@pytest.mark.parametrize("op", CUMULATIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cumsum(dtype: torch.dtype) -> None:
+def test_cumulations(dtype: torch.dtype, op: str) -> None:
+    kernel, expected = getattr(ops, op), CUMULATIONS[op]
     x = randn(4, 33, 6, dtype=dtype)
+    x[0, 3, :4] = torch.tensor([-torch.inf, torch.inf, torch.nan, -0.0])
+    x[1, :2] = -torch.inf
     for dim in (0, 1, 2):
-        assert_same_bits(ops.cumsum(x, dim), reference.cumsum(x, dim), dim)
+        assert_same_bits(kernel(x, dim), expected(x, dim), dim)
         stored = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-        assert_same_bits(ops.cumsum(stored, dim), reference.cumsum(x, dim), dim)
-    assert_rows_invariant(lambda rows: ops.cumsum(rows, 1), randn(256, 77, dtype=dtype))
+        assert_same_bits(kernel(stored, dim), expected(x, dim), dim)
+    wide = randn(3, 17, 19, dtype=dtype)
+    assert_same_bits(kernel(wide, 1), expected(wide, 1), "columns side by side")
+    assert_rows_invariant(lambda rows: kernel(rows, 1), randn(256, 77, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
