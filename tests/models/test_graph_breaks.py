@@ -4,61 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch.nn import functional
 
 from tests.templates.rows import assert_same_bits, differences, randn
 
 WIDTH = 24
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def steps(dtype: torch.dtype) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """A chain of ops of every class, each [rows, WIDTH] to [rows, WIDTH]."""
+def steps(dtype: torch.dtype) -> list[Callable[[torch.Tensor, torch.Tensor], Pair]]:
+    """A chain of single ops of every class; each maps a tensor and another that was kept, both [rows, WIDTH] or [rows, 1]."""
     weight, bias = randn(WIDTH, WIDTH, dtype=dtype, seed=1), randn(WIDTH, dtype=dtype, seed=2)
     return [
-        lambda x: x * 1.25 + 0.0,
-        lambda x: functional.linear(x, weight, bias),
-        lambda x: -(x - bias),
-        lambda x: functional.gelu(x),
-        lambda x: functional.layer_norm(x, [WIDTH], weight[0], bias),
-        lambda x: x * torch.sigmoid(x) - x.mean(-1, keepdim=True),
-        lambda x: (x @ weight).relu() * -0.0 + x / 3,
-        lambda x: torch.softmax(x, -1) + x.pow(2).sum(-1, keepdim=True).rsqrt(),
+        lambda x, kept: (x * 1.25, kept),
+        lambda x, kept: (x + 0.0, kept),
+        lambda x, kept: (functional.linear(x, weight, bias), kept),
+        lambda x, kept: (-x, kept),
+        lambda x, kept: (functional.gelu(x), kept),
+        lambda x, kept: (functional.layer_norm(x, [WIDTH], weight[0], bias), kept),
+        lambda x, kept: (torch.sigmoid(x), x),
+        lambda x, kept: (x * kept, kept),
+        lambda x, kept: (x.mean(-1, keepdim=True), x),
+        lambda x, kept: (kept - x, kept),
+        lambda x, kept: (x @ weight, x),
+        lambda x, kept: (x * -0.0, kept),
+        lambda x, kept: (x, kept / 3),
+        lambda x, kept: (x + kept, kept),
+        lambda x, kept: (torch.softmax(x, -1), x),
+        lambda x, kept: (x, kept * kept),
+        lambda x, kept: (x, kept.sum(-1, keepdim=True)),
+        lambda x, kept: (x + kept, kept),
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_break_after_any_op(dtype: torch.dtype) -> None:
-    chain = steps(dtype)
+def inputs(dtype: torch.dtype) -> torch.Tensor:
+    """Rows with -0.0 and NaN among them."""
     x = randn(6, WIDTH, dtype=dtype)
     x[1, 3], x[2, 4], x[3] = -0.0, float("nan"), -0.0
+    return x
 
-    def run(x: torch.Tensor, breaks: tuple[int, ...]) -> torch.Tensor:
-        for i, step in enumerate(chain):
-            x = step(x)
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def test_a_break_after_any_op() -> None:
+    chains = [steps(dtype) for dtype in DTYPES]
+    length = len(chains[0])
+
+    def run(xs: list[torch.Tensor], breaks: tuple[int, ...]) -> list[torch.Tensor]:
+        pairs = [(x, x) for x in xs]
+        for i in range(length):
+            pairs = [chain[i](*pair) for chain, pair in zip(chains, pairs, strict=True)]
             if i in breaks:
                 torch._dynamo.graph_break()
-        return x
+        return [x for x, _ in pairs]
 
+    xs = [inputs(dtype) for dtype in DTYPES]
     with torch._dynamo.config.patch(recompile_limit=64), torch.no_grad():
         fn = torch.compile(run, backend="batch_invariant", dynamic=False)
-        fused = fn(x, ())
-        for i in range(len(chain) - 1):
-            assert_same_bits(fn(x, (i,)), fused, f"break after op {i}")
-        assert_same_bits(fn(x, tuple(range(len(chain)))), fused, "a break after every op")
+        fused = fn(xs, ())
+        assert all(0 < int(x.isnan().sum()) < x.numel() for x in fused)
+        for breaks in [*((i,) for i in range(length - 1)), tuple(range(length))]:
+            for dtype, result, expected in zip(DTYPES, fn(xs, breaks), fused, strict=True):
+                assert_same_bits(result, expected, f"{dtype}, a break after {breaks}")
 
 
 def test_stock_differs_in_bfloat16() -> None:
-    chain = steps(torch.bfloat16)[2:6]
-    x = randn(6, WIDTH, dtype=torch.bfloat16)
+    chain = steps(torch.bfloat16)[3:10]
+    x = inputs(torch.bfloat16)
 
     def fused(x: torch.Tensor) -> torch.Tensor:
+        pair = x, x
         for step in chain:
-            x = step(x)
-        return x
+            pair = step(*pair)
+        return pair[0]
 
     whole = torch.compile(fused, backend="inductor")(x)
+    pair = x, x
     for step in chain:
-        x = torch.compile(step, backend="inductor")(x)
-    assert differences(x, whole) > 0
+        pair = torch.compile(step, backend="inductor")(*pair)
+    assert differences(pair[0], whole) > 0
