@@ -393,6 +393,41 @@ inference
     )
 
 
+def test_cumulative_products_and_logarithms_of_sums() -> None:
+    expecttest.assert_expected_inline(
+        rewritten(lambda x: (x.cumprod(1), x.logcumsumexp(-1)), f32(2, 3)),
+        """\
+inference
+  arg0_1: float32[2, 3]
+- cumprod = aten.cumprod.default(arg0_1, 1) -> float32[2, 3]
++ cumprod_default = bi_inductor.cumprod.default(arg0_1, 1) -> float32[2, 3]
+- logcumsumexp = aten.logcumsumexp.default(arg0_1, -1) -> float32[2, 3]
++ logcumsumexp_default = bi_inductor.logcumsumexp.default(arg0_1, -1) -> float32[2, 3]
+- return (cumprod, logcumsumexp)
++ return (cumprod_default, logcumsumexp_default)""",
+    )
+
+
+def test_sums_of_floats_taken_as_integers_are_exact() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(0, dtype=torch.int64), x.cumsum(0, dtype=torch.int32)
+
+    expecttest.assert_expected_inline(
+        rewritten(fn, torch.tensor([[1.5, -2.5], [3.0, 4.0]])),
+        """\
+inference
+  arg0_1: float32[2, 2]
+- sum_1 = aten.sum.dim_IntList(arg0_1, [0], dtype=torch.int64) -> int64[2]
++ convert_element_type_default = prims.convert_element_type.default(arg0_1, torch.int64) -> int64[2, 2]
++ sum_dim_int_list = aten.sum.dim_IntList(convert_element_type_default, [0], dtype=torch.int64) -> int64[2]
++ convert_element_type_default_1 = prims.convert_element_type.default(arg0_1, torch.int32) -> int32[2, 2]
+- cumsum = aten.cumsum.default(arg0_1, 0, dtype=torch.int32) -> int32[2, 2]
++ cumsum_default = aten.cumsum.default(convert_element_type_default_1, 0, dtype=torch.int32) -> int32[2, 2]
+- return (sum_1, cumsum)
++ return (sum_dim_int_list, cumsum_default)""",
+    )
+
+
 def test_sums_of_integers_stay_unless_they_become_floats() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return x.sum(), x.sum(0), x.prod(), x.prod(0), x.cumsum(0), x.sum(0, dtype=torch.float32), x.mean(dtype=torch.float32)
