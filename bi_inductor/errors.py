@@ -48,6 +48,10 @@ class OpaqueOpWarning(UserWarning):
     """A custom op's numerics are unknown: bi_inductor calls it as it is."""
 
 
+class FallbackWarning(UserWarning):
+    """An op without a template runs with torch's kernel, one sample at a time on one thread: invariant, and slow."""
+
+
 def no_compiler(tried: object) -> CompilerError:
     """The error for a machine on which Inductor found none of the compilers ``tried``."""
     return CompilerError(

@@ -18,8 +18,8 @@ class Options:
 
     Attributes:
         strict: a custom op whose numerics are unknown, or an op that mixes samples, is an error instead of a warning.
-        allow: names of ops ("aten._embedding_bag", "mylib.op") that pass as they are: unsupported ones without an error, custom ones
-            without a warning.
+        allow: names of ops ("aten.geqrf", "mylib.op") that pass: unsupported ones as they are and without an error, custom ones and
+            those that run one sample at a time without a warning.
         trace: a folder into which every compile writes its graphs, their differences, the generated code and a report, each into a
             folder of its own; "" for none. Caches of compiled graphs are then not used: a cached compile has nothing to write.
     """

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
-from bi_inductor.errors import OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
+from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
 from bi_inductor.options import Options
 from bi_inductor.passes.op_classes import OVERWRITES, OpClass, classify, op_name
 from bi_inductor.passes.rewriter import rule_of
@@ -51,6 +51,7 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
 
     Warns:
         OpaqueOpWarning: a custom op otherwise, once for each source line.
+        FallbackWarning: an op that runs one sample at a time, once for each op and source line.
     """
     classes = classes_of(graph)
     require_allowed(classes, options)
@@ -71,6 +72,20 @@ def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> None:
             if options.strict:
                 raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)
+    warn_of_fallbacks([node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE], options)
+
+
+def warn_of_fallbacks(nodes: list[Node], options: Options) -> None:
+    """One FallbackWarning for each op and source line that ``allow`` does not name."""
+    places = {(op_name(called_op(node)), source_line(node)): node for node in reversed(nodes)}
+    for (name, _), node in reversed(places.items()):
+        if name not in options.allow:
+            warnings.warn(
+                "this op has no template; torch's kernel runs on one sample at a time and on one thread, so a batch takes as long as its "
+                f"samples one after the other:\n{describe(node)}\nName it in options={{'allow': ({name!r},)}} to silence this warning.",
+                FallbackWarning,
+                stacklevel=3,
+            )
 
 
 def require_supported(unsupported: list[Node], options: Options) -> None:

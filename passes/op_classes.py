@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
 from bi_inductor.templates.library import DTYPES
 
 
@@ -22,6 +23,7 @@ class OpClass(enum.Enum):
     MOVEMENT = "data movement"
     EXACT = "exact"
     REWRITTEN = "rewritten"
+    ONE_SAMPLE = "one sample at a time"
     RANDOM = "random"
     MIXING = "mixes samples"
     OPAQUE = "opaque"
@@ -62,7 +64,9 @@ MOVEMENT = (
         _linalg_check_errors _assert_async _assert_scalar _assert_tensor_metadata nonzero slice_inverse resize
         """,
     )
-    | _names("prims", "broadcast_in_dim iota device_put empty_strided rev view_of inductor_force_stride_order scalar_tensor")
+    | _names("prims", "broadcast_in_dim rev iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
+    # What orders assertions.
+    | _names("prims", "_make_token _sink_tokens")
     | _names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 
@@ -93,6 +97,9 @@ RANDOM = (
     | _names("prims", "inductor_seed inductor_seeds inductor_lookup_seed inductor_random inductor_randint")
     | _names("rngprims", "philox_rand")
 )
+
+# Invariant by running one sample after the other, on any dtype.
+ONE_SAMPLE = {f"aten.{op.overloadpacket.__name__}" for op in ONE_SAMPLE_OPS}
 
 # Higher-order ops whose bodies are graphs that pass through here themselves, and bookkeeping of torch.
 STRUCTURE = {"cond", "invoke_subgraph", "with_effects", "wrap_with_set_grad_enabled", "while_loop"}
@@ -126,6 +133,8 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
     namespace = name.split(".")[0]
     if namespace == "bi_inductor":
         return OpClass.REWRITTEN
+    if name in ONE_SAMPLE and rewritten:
+        return OpClass.ONE_SAMPLE
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if any(dtype.is_complex for dtype in dtypes):
         return OpClass.MOVEMENT if name in MOVEMENT else OpClass.UNSUPPORTED

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-import bi_inductor.passes.scatter  # noqa: F401  # registers its rules
+import bi_inductor.passes.one_sample  # registers its rules
+import bi_inductor.passes.scatter  # noqa: F401  # as above
 from bi_inductor.passes.rewriter import Rewriter, Rule, rule, rule_of
 from bi_inductor.templates.library import DTYPES
 
