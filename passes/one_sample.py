@@ -12,7 +12,8 @@ from bi_inductor.passes.rewriter import Rewriter, rule
 
 
 @rule(*ONE_SAMPLE_OPS)
-def _one_sample(rewriter: Rewriter, *args: Any, **kwargs: Any) -> Node | tuple[Node, ...]:
+def one_sample(rewriter: Rewriter, *args: Any, **kwargs: Any) -> Node | tuple[Node, ...]:
+    """The operator of ours of the same name, and each of its results."""
     op = rewriter.node.target
     results = rewriter.emit(one_sample_op(op), *args, **kwargs)
     count = len(op._schema.returns)  # type: ignore[union-attr]  # the rule is registered for ops alone

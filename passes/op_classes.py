@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
+from bi_inductor.passes.complex_numbers import COMPLEX_RULES
 from bi_inductor.templates.library import DTYPES
 
 
@@ -98,6 +99,9 @@ RANDOM = (
     | _names("rngprims", "philox_rand")
 )
 
+# Moves complex numbers as they are.
+CHOICES = _names("aten", "where complex view_as_complex")
+
 # Invariant by running one sample after the other, on any dtype.
 ONE_SAMPLE = {f"aten.{op.overloadpacket.__name__}" for op in ONE_SAMPLE_OPS}
 
@@ -137,7 +141,9 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
         return OpClass.ONE_SAMPLE
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if any(dtype.is_complex for dtype in dtypes):
-        return OpClass.MOVEMENT if name in MOVEMENT else OpClass.UNSUPPORTED
+        if name in MOVEMENT | CHOICES:
+            return OpClass.MOVEMENT
+        return OpClass.REWRITTEN if target in COMPLEX_RULES else OpClass.UNSUPPORTED
     if name in SUMS | SCATTERS and not any(dtype.is_floating_point for dtype in dtypes):
         return OpClass.EXACT
     if rewritten and dtypes & set(DTYPES):

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-import bi_inductor.passes.one_sample  # registers its rules
-import bi_inductor.passes.scatter  # noqa: F401  # as above
+import bi_inductor.passes.scatter  # noqa: F401  # registers its rules
+from bi_inductor.passes.complex_numbers import COMPLEX_RULES, resolve_bits, touches_complex
+from bi_inductor.passes.one_sample import one_sample
 from bi_inductor.passes.rewriter import Rewriter, Rule, rule, rule_of
 from bi_inductor.templates.library import DTYPES
 
@@ -25,7 +26,8 @@ def rewrite(graph: Graph, on_replaced: Callable[[Node, Sequence[Node]], None] | 
     """
     declined = []
     for node in list(graph.nodes):
-        found = rule_of(node.target) if node.op == "call_function" else None
+        resolve_bits(node)
+        found = rule_for(node)
         if found is None:
             continue
         rewriter = Rewriter(node)
@@ -45,6 +47,16 @@ def rewrite(graph: Graph, on_replaced: Callable[[Node, Sequence[Node]], None] | 
     # Statistics that nobody saved.
     graph.eliminate_dead_code()
     return [node for node in declined if not node._erased]
+
+
+def rule_for(node: Node) -> Rule | None:
+    """The rewriting of a call: complex tensors have rules of their own, but for ops of ours that take them as they are."""
+    if node.op != "call_function":
+        return None
+    found = rule_of(node.target)
+    if found is not one_sample and touches_complex(node):
+        return COMPLEX_RULES.get(node.target)
+    return found
 
 
 def _is_float(x: Any) -> bool:

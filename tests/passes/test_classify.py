@@ -398,8 +398,8 @@ def test_unsupported_op_in_a_backward(dynamic):
 
 def test_complex_numbers():
     x = torch.randn(3, dtype=torch.complex64)
-    message = refused(lambda x: x * 2 + 1, x)
-    assert "complex64[3]" in message and "aten.mul" in message
+    message = refused(lambda x: x.exp(), x)
+    assert "complex64[3]" in message and "aten.exp" in message
     # A view of them is no arithmetic.
     assert torch.equal(compiled(torch.view_as_real)(x), torch.view_as_real(x))
 

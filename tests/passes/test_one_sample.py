@@ -22,7 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::bi_inductor.FallbackWarning")
 
 def test_linear_algebra() -> None:
     expecttest.assert_expected_inline(
-        rewritten(lambda a, b: (linalg.solve(a, b), torch.fft.rfft(b)), f32(2, 3, 3) + 3 * torch.eye(3), f32(2, 3)), """\
+        rewritten(lambda a, b: (linalg.solve(a, b), torch.fft.rfft(b)), f32(2, 3, 3) + 3 * torch.eye(3), f32(2, 3)),
+        """\
 inference
   arg0_1: float32[0]
   arg1_1: float32[2, 3, 3]
@@ -39,7 +40,7 @@ inference
 - _fft_r2c = aten._fft_r2c.default(arg2_1, [1], 0, True) -> complex64[2, 2]
 + _fft_r2c_default = bi_inductor._fft_r2c.default(arg2_1, [1], 0, True) -> complex64[2, 2]
 - return (getitem_4, getitem, _fft_r2c)
-+ return (getitem_4, getitem_6, _fft_r2c_default)"""
++ return (getitem_4, getitem_6, _fft_r2c_default)""",
     )
 
 

@@ -1,0 +1,96 @@
+"""Complex numbers as pairs of real ones: the graph, torch's values and gradients, and bits of a compiled filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import expecttest
+import pytest
+import torch
+from torch import Tensor
+
+import bi_inductor  # noqa: F401  # defines torch.ops.bi_inductor
+from tests.passes.eager import ours, stock
+from tests.passes.test_rewrite import f32, rewritten
+from tests.templates.rows import assert_same_bits, randn
+
+pytestmark = pytest.mark.filterwarnings("ignore::bi_inductor.FallbackWarning", "ignore:Torchinductor does not support code generation")
+
+
+def test_product_with_a_conjugate() -> None:
+    expecttest.assert_expected_inline(
+        rewritten(lambda x, y: (torch.complex(x, y).conj() * torch.complex(y, x)).abs(), f32(2, 3), f32(2, 3)),
+        """\
+inference
+  arg0_1: float32[2, 3]
+  arg1_1: float32[2, 3]
+  complex_1 = aten.complex.default(arg0_1, arg1_1) -> complex64[2, 3]
+- _conj = aten._conj.default(complex_1) -> complex64[2, 3]
++ view_as_real_default = aten.view_as_real.default(complex_1) -> float32[2, 3, 2]
++ select_int = aten.select.int(view_as_real_default, -1, 0) -> float32[2, 3]
++ select_int_1 = aten.select.int(view_as_real_default, -1, 1) -> float32[2, 3]
++ neg_default = aten.neg.default(select_int_1) -> float32[2, 3]
++ complex_default = aten.complex.default(select_int, neg_default) -> complex64[2, 3]
+  complex_2 = aten.complex.default(arg1_1, arg0_1) -> complex64[2, 3]
+- clone = aten.clone.default(_conj) -> complex64[2, 3]
++ clone = aten.clone.default(complex_default) -> complex64[2, 3]
+- mul = aten.mul.Tensor(clone, complex_2) -> complex64[2, 3]
+- abs_1 = aten.abs.default(mul) -> float32[2, 3]
+- return (abs_1,)
++ view_as_real_default_1 = aten.view_as_real.default(clone) -> float32[2, 3, 2]
++ select_int_2 = aten.select.int(view_as_real_default_1, -1, 0) -> float32[2, 3]
++ select_int_3 = aten.select.int(view_as_real_default_1, -1, 1) -> float32[2, 3]
++ view_as_real_default_2 = aten.view_as_real.default(complex_2) -> float32[2, 3, 2]
++ select_int_4 = aten.select.int(view_as_real_default_2, -1, 0) -> float32[2, 3]
++ select_int_5 = aten.select.int(view_as_real_default_2, -1, 1) -> float32[2, 3]
++ mul_tensor = aten.mul.Tensor(select_int_2, select_int_4) -> float32[2, 3]
++ mul_tensor_1 = aten.mul.Tensor(select_int_3, select_int_5) -> float32[2, 3]
++ sub_tensor = aten.sub.Tensor(mul_tensor, mul_tensor_1) -> float32[2, 3]
++ mul_tensor_2 = aten.mul.Tensor(select_int_2, select_int_5) -> float32[2, 3]
++ mul_tensor_3 = aten.mul.Tensor(select_int_3, select_int_4) -> float32[2, 3]
++ add_tensor = aten.add.Tensor(mul_tensor_2, mul_tensor_3) -> float32[2, 3]
++ complex_default_1 = aten.complex.default(sub_tensor, add_tensor) -> complex64[2, 3]
++ view_as_real_default_3 = aten.view_as_real.default(complex_default_1) -> float32[2, 3, 2]
++ select_int_6 = aten.select.int(view_as_real_default_3, -1, 0) -> float32[2, 3]
++ select_int_7 = aten.select.int(view_as_real_default_3, -1, 1) -> float32[2, 3]
++ hypot_default = aten.hypot.default(select_int_6, select_int_7) -> float32[2, 3]
++ return (hypot_default,)""",
+    )
+
+
+def number(x: Tensor, y: Tensor) -> Tensor:
+    return torch.complex(x, y)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "polar": lambda x, y: torch.polar(x, y).imag,
+    "product": lambda x, y: (number(x, y) * number(y, x)).real,
+    "conjugate": lambda x, y: torch.view_as_real(number(x, y).conj().transpose(0, 1) * number(y, x)),
+    "division": lambda x, y: (number(x, y) / y).abs(),
+    "sum": lambda x, y: number(x, y).sum(1).abs(),
+    "matmul": lambda x, y: torch.view_as_real(number(x, y) @ number(y, x)),
+    "numbers": lambda x, y: torch.view_as_real(number(x, y) * 2 + 1 - 3j * number(y, x)),
+    "filter": lambda x, y: torch.fft.irfft(torch.fft.rfft(x) * number(y, x)[:, :5]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torchs_values_and_gradients(name: str) -> None:
+    operands = randn(8, 8).requires_grad_(), randn(8, 8, seed=1).requires_grad_()
+    for given, expected in zip(ours(FUNCTIONS[name], *operands), stock(FUNCTIONS[name], *operands), strict=True):
+        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_compiled_filter_has_its_bits_in_every_batch() -> None:
+    def spectral(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(weight), n=30)
+
+    x, weight = randn(5, 7, 30), randn(16, 2, seed=1)
+    compiled = torch.compile(spectral, backend="batch_invariant", dynamic=True)
+    whole = stock(compiled, x.requires_grad_(), weight.requires_grad_())
+    for out, expected in zip(whole, stock(spectral, x, weight), strict=True):
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    for batch in (slice(0, 1), slice(2, 5)):
+        for out, expected in zip(stock(compiled, x[batch].detach().requires_grad_(), weight)[:2], whole, strict=False):
+            assert_same_bits(out, expected[batch])
