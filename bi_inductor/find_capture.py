@@ -198,13 +198,17 @@ def _takes_any(function: Callable[..., Any]) -> bool:
     return bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
+def _no_cuda(line: str) -> CaptureError:
+    return CaptureError(f"the model uses a CUDA device at {line}, and this machine has none; move it to the CPU, or run find on a GPU.")
+
+
 def _capture_error(error: Exception) -> CaptureError:
     """One sentence that says what stopped the capture, where, and what to do."""
     line = _user_line(error)
     text = str(error)
     name = type(error).__name__
     if "cuda" in text.lower() and not torch.cuda.is_available():
-        return CaptureError(f"the model uses a CUDA device at {line}, and this machine has none; move it to the CPU, or run find on a GPU.")
+        return _no_cuda(line)
     if name in ("GuardOnDataDependentSymNode", "DataDependentOutputException") or "data-dependent" in text:
         return CaptureError(
             f"a branch or a shape depends on values at {line}, so the model is not one graph for every batch; call find on the parts "
@@ -288,10 +292,8 @@ def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) 
 
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available():
-            raise CaptureError(
-                f"the model uses the device {value.device} at {source_line(node)}, and this machine has no CUDA device; move it to the "
-                "CPU, or run find on a GPU."
-            )
+            # A build of torch with CUDA traces without a device; one without CUDA has raised by now.
+            raise _no_cuda(source_line(node))
     for written in written_arguments(node):
         root = written
         while isinstance(root, torch.fx.Node) and root.op == "call_function" and is_view(root):
