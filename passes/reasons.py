@@ -7,13 +7,14 @@ from torch.fx import Node
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import called_op
-from bi_inductor.passes.op_classes import EXACT, OVERWRITES, STRUCTURE, SUMS, OpClass, op_name
+from bi_inductor.passes.op_classes import EXACT, STRUCTURE, SUMS, OpClass, op_name
 
 GENERAL: dict[OpClass, str] = {
     OpClass.ELEMENTWISE: "its value follows from that element's operands alone; Inductor's code is pinned to one value",
     OpClass.MOVEMENT: "moves or creates data, no arithmetic",
     OpClass.EXACT: "exact in whatever order the elements are visited",
     OpClass.REWRITTEN: "a sum whose order would follow the batch; a kernel with one fixed order takes its place",
+    OpClass.ONE_SAMPLE: "has no template; torch's kernel runs on one sample at a time, on one thread",
     OpClass.RANDOM: "draws random numbers, which follow the seed and the place in the batch",
     OpClass.MIXING: "combines samples by its meaning: no kernel can make it independent of the batch",
     OpClass.OPAQUE: "a custom op whose numerics are unknown; it is called as it is",
@@ -45,8 +46,6 @@ def _reason(node: Node, op_class: OpClass) -> str:
     if op_class is OpClass.UNSUPPORTED:
         if isinstance(op, torch._ops.HigherOrderOperator):
             return "a higher-order op that bi_inductor does not look into"
-        if name in OVERWRITES:
-            return "adds to what is stored, in the order of the threads"
         values = [input_.meta.get("val") for input_ in node.all_input_nodes] + [node.meta.get("val")]
         if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
             return "arithmetic on complex numbers has no template"

@@ -66,8 +66,8 @@ def _kernel_use(record: GraphRecord, node: NodeRecord) -> KernelUse:
     numerics = NUMERICS.get(operator)
     if numerics is None:
         return KernelUse(node.name, operator, call, "", "", accumulates_in, "", 0, "", node.source)
-    lanes = ", ".join(f"{name} {number}" for name, number in numerics.lanes) or "one chain"
-    symbol = _symbol(numerics.kernel, dtype) if dtype else ""
+    lanes = ", ".join(f"{name} {number}" for name, number in numerics.lanes) or ("one chain" if numerics.kernel else "")
+    symbol = _symbol(numerics.kernel, dtype) if dtype and numerics.kernel else ""
     return KernelUse(
         node.name, operator, call, numerics.kernel, symbol, accumulates_in, lanes, numerics.section, numerics.quote, node.source
     )

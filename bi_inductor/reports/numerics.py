@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
+
 MATMUL_LANES, SUM_LANES = 16, 128
 
 
@@ -17,7 +19,7 @@ class Numerics:
     Attributes:
         section: number of the section of docs/numerics.md.
         quote: the words there that matter most.
-        kernel: the kernel of the template library that computes it.
+        kernel: the kernel of the template library that computes it; "" where that is torch's own.
         lanes: number of lanes of its sums, by what is summed.
     """
 
@@ -63,6 +65,9 @@ NUMERICS: dict[str, Numerics] = {
     "embedding_backward": Numerics(9, "is that sum from `+0` over the positions `i` with `index[i] == v`", "embedding_backward"),
     "scatter": Numerics(9, "one chain over the elements `x` of `src` that go there, in ascending position along the dim", "scatter"),
 }
+
+# Operators that run torch's kernel have the name of the op of torch that they stand for.
+NUMERICS |= {op.overloadpacket.__name__: Numerics(11, "torch's own kernel gives for one matrix", "") for op in ONE_SAMPLE_OPS}
 
 # What holds for a whole class of nodes.
 POINTWISE = Numerics(10, "each op rounds to its own dtype as eager does, no contraction, signed zeros kept", "")

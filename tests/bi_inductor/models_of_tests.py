@@ -15,7 +15,7 @@ def relu():
 
 
 def refused():
-    return lambda x: torch.logcumsumexp(x, 0), (torch.randn(4, 8),)
+    return lambda x: torch.igamma(x, x), (torch.randn(4, 8),)
 
 
 def planted():
