@@ -59,6 +59,38 @@ inference
     )
 
 
+def test_imaginary_part_of_a_conjugate() -> None:
+    expecttest.assert_expected_inline(
+        rewritten(lambda x, y: torch.complex(x, y).conj().imag * 2, f32(2, 3), f32(2, 3)),
+        """\
+inference
+  arg0_1: float32[2, 3]
+  arg1_1: float32[2, 3]
+  complex_1 = aten.complex.default(arg0_1, arg1_1) -> complex64[2, 3]
+- _conj = aten._conj.default(complex_1) -> complex64[2, 3]
+- _conj_1 = aten._conj.default(_conj) -> complex64[2, 3]
+- view_as_real = aten.view_as_real.default(_conj_1) -> float32[2, 3, 2]
++ view_as_real_default = aten.view_as_real.default(complex_1) -> float32[2, 3, 2]
++ select_int = aten.select.int(view_as_real_default, -1, 0) -> float32[2, 3]
++ select_int_1 = aten.select.int(view_as_real_default, -1, 1) -> float32[2, 3]
++ neg_default = aten.neg.default(select_int_1) -> float32[2, 3]
++ complex_default = aten.complex.default(select_int, neg_default) -> complex64[2, 3]
++ view_as_real_default_1 = aten.view_as_real.default(complex_default) -> float32[2, 3, 2]
++ select_int_2 = aten.select.int(view_as_real_default_1, -1, 0) -> float32[2, 3]
++ select_int_3 = aten.select.int(view_as_real_default_1, -1, 1) -> float32[2, 3]
++ neg_default_1 = aten.neg.default(select_int_3) -> float32[2, 3]
++ complex_default_1 = aten.complex.default(select_int_2, neg_default_1) -> complex64[2, 3]
++ view_as_real = aten.view_as_real.default(complex_default_1) -> float32[2, 3, 2]
+- _neg_view = aten._neg_view.default(view_as_real) -> float32[2, 3, 2]
++ neg_default_2 = aten.neg.default(view_as_real) -> float32[2, 3, 2]
+- select = aten.select.int(_neg_view, 2, 1) -> float32[2, 3]
++ select = aten.select.int(neg_default_2, 2, 1) -> float32[2, 3]
+  clone = aten.clone.default(select) -> float32[2, 3]
+  mul = aten.mul.Tensor(clone, 2) -> float32[2, 3]
+  return (mul,)""",
+    )
+
+
 def number(x: Tensor, y: Tensor) -> Tensor:
     return torch.complex(x, y)
 
