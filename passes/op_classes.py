@@ -45,8 +45,9 @@ ELEMENTWISE = _names(
         leaky_relu_backward lerp lgamma log log10 log1p log2 logical_and logical_not logical_or logical_xor logit lt masked_fill
         maximum minimum mish mul ne neg nextafter pow rad2deg reciprocal relu remainder round rsqrt rsub sigmoid
         sigmoid_backward sign signbit silu silu_backward sin sinh softplus softplus_backward softshrink sqrt square sub tan tanh
-        tanh_backward threshold threshold_backward trunc where xlogy nan_to_num heaviside logaddexp logaddexp2 sgn
-        special_erf special_erfcx true_divide
+        tanh_backward threshold threshold_backward trunc where xlogy nan_to_num heaviside logaddexp logaddexp2 sgn special_erf
+        special_erfcx true_divide digamma polygamma i0 special_i0e special_i1 special_i1e special_ndtri special_bessel_j0
+        special_bessel_j1 special_modified_bessel_i0 special_modified_bessel_i1 frexp ldexp
         """,
 ) | _names("prims", "convert_element_type fma")
 
