@@ -76,7 +76,7 @@ graph 0 inference: 8 nodes, 2 rewritten, 1 data movement, 1 elementwise
 
 graph 0 inference: 8 nodes, 1 data movement, 1 rewritten, 1 elementwise, 1 unsupported
   refused: aten.igamma.default(float32[2, 3], float32[2, 3]) -> float32[2, 3]: may give a sample other bits in another batch, and has no template
-  kernels""",
+  kernels""",  # noqa: E501
         )
 
 
