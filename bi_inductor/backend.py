@@ -27,7 +27,7 @@ from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-# The releases of torch that the whole test suite was run on, one of each minor version that is accepted (setup.cfg has the same range).
+# The releases of torch that this was tested with, one of each minor version that is accepted (setup.cfg has the same range).
 TESTED_TORCH = ("2.13.0", "2.14.1", "2.15.0")
 
 # What is captured and which op texts are written is per process: one compile of ours at a time. torch.compile holds a lock of its own
