@@ -11,13 +11,24 @@ from torch import Tensor
 from torch.library import opcheck
 
 import bi_inductor  # noqa: F401  # defines the operators
+from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
 from tests.templates.rows import DTYPES, randn
 
 ops = torch.ops.bi_inductor
 Arguments = tuple[Any, ...]
 
 # In gradients of their callers only; they have no gradient of their own.
-WITHOUT_GRADIENT = {"attention_lse", "embedding_backward", "group_norm_statistics", "layer_norm_statistics", "rms_norm_statistics"}
+WITHOUT_GRADIENT = {
+    "attention_lse",
+    "cumprod",
+    "embedding_backward",
+    "group_norm_statistics",
+    "grouped_matmul",
+    "layer_norm_statistics",
+    "logcumsumexp",
+    "rms_norm_statistics",
+    "scatter",
+}
 
 
 def attention_calls(q: Tensor, k: Tensor, v: Tensor) -> list[Arguments]:
@@ -49,7 +60,18 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
         return [(t(3, 4, 5), [1]), (t(3, 4), [], True), (t(3, 4, 5), [-1, 0], True), (t(), []), (t(0, 4), [1]), (t(3, 0), [1])]
     if name in ("var", "std"):
         return [(t(3, 4, 5), [1]), (t(3, 4), [], True, 0.0), (t(3, 4, 5), [0, 2], False, 2.0), (t(0, 4), [1])]
-    if name in ("cumsum", "softmax", "log_softmax"):
+    if name == "grouped_matmul":
+        ends = torch.tensor([1, 1, 4])
+        return [(t(4, 5), t(3, 5, 6, seed=1), ends), (t(3, 6, 5), t(5, 4, seed=1), ends.int()), (t(6, 4), t(4, 5, seed=1), ends)]
+    if name == "scatter":
+        index = torch.tensor([[2, 0, 2, 1], [1, 1, 0, 0]])
+        return [
+            (t(2, 3), 1, index, t(2, 4, seed=1), "sum"),
+            (t(2, 3), -1, index, t(2, 4, seed=1), "amax", False),
+            (t(3, 4), 0, index[:, 0], t(2, 4, seed=1), "set"),
+            (t(0, 3), 1, index[:0], t(0, 4), "mean"),
+        ]
+    if name in ("cumsum", "cumprod", "logcumsumexp", "softmax", "log_softmax"):
         return [(t(3, 4, 5), 1), (t(3, 4), -1), (t(), 0), (t(0, 4), 1), (t(3, 0), 1)]
     if name in ("layer_norm", "rms_norm"):
         affine = 2 if name == "layer_norm" else 1
@@ -82,7 +104,9 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
     return [(t(2, 3, 4), index, 5), (t(2, 3, 4), index.int(), 5, 1), (t(0, 4), index[:0, 0], 5), (t(2, 3, 0), index, 5)]
 
 
-NAMES = sorted(name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("bi_inductor::"))
+ONE_SAMPLE = {op.overloadpacket.__name__ for op in ONE_SAMPLE_OPS}
+ALL_NAMES = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("bi_inductor::")}
+NAMES = sorted(ALL_NAMES - ONE_SAMPLE)
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": Tensor.clone,
@@ -117,6 +141,24 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
         # opcheck compares results as if NaN differed from itself.
         if not op(*arguments).isnan().any():
             opcheck(op, laid_out(arguments, "transposed", name not in WITHOUT_GRADIENT))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck_of_operators_that_run_one_sample_at_a_time(dtype: torch.dtype) -> None:
+    """One definition serves them all; here are those of one and of several results, of matrices and of signals."""
+    assert ALL_NAMES >= ONE_SAMPLE
+    x = randn(2, 3, 3, dtype=dtype)
+    for op, arguments in (
+        (ops.linalg_inv_ex, (x,)),
+        (ops.linalg_qr, (x,)),
+        (ops.linalg_matrix_exp, (x,)),
+        (ops.linalg_solve_triangular, (x.triu(), x)),
+        (ops._fft_r2c, (x, [1], 0, True)),
+    ):
+        keywords = {"upper": True} if op is ops.linalg_solve_triangular else {}
+        for layout in ("contiguous", "transposed"):
+            tests = ("test_schema", "test_faketensor")
+            opcheck(getattr(op, op.overloads()[0]), laid_out(arguments, layout, False), keywords, test_utils=tests)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_GRADIENT))
