@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 import torch.utils._pytree as pytree
 
@@ -259,6 +258,8 @@ def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> 
 
     Capture takes any size from 2 on for like the others, so a way for a batch of one alone is not seen here.
     """
+    import sympy
+
     values = [node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
     environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
     for guard in environment.guards if environment is not None else ():
