@@ -1,10 +1,13 @@
 """Models of transformers: a sample's bits in any batch, order and place; static, dynamic and recompiled; any number of
-threads; with and without grad.
+threads; with and without grad; in another process.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,3 +121,27 @@ def test_gradients_of_inputs_and_forward_under_grad() -> None:
         assert_same_bits(part_grad, grad[:m], f"gradient of {m}")
     with torch.no_grad():
         assert_same_bits(fn(x), whole, "no_grad")
+
+
+# What another process does: the graph for any batch and the one for a batch of 8, as the processes before it left them in the cache.
+PROGRAM = """
+import sys, torch
+from tests.models.test_batches import LENGTH, compiled, tokens
+
+ids, mask = tokens(8, LENGTH)
+with torch.no_grad():
+    results = []
+    for dynamic in (True, False):
+        torch._dynamo.reset()
+        results.append(compiled("llama", dynamic)(ids, mask))
+torch.save(results, sys.argv[1])
+"""
+
+
+@pytest.mark.xdist_group("model llama")
+def test_another_process_with_a_warm_cache(of_llama: list[dict[int, torch.Tensor]], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "results")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for result in torch.load(tmp_path / "results"):
+        assert_same_bits(result, of_llama[0][8])
