@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from bi_inductor.templates.library import accumulation_dtype
+
 aten = torch.ops.aten
 ops = torch.ops.bi_inductor
 
@@ -60,7 +62,7 @@ def embedding_bag_with_padding(
         padding_idx = padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0]
         target = torch.where(indices == padding_idx, bags, bag)
     count = torch.zeros(bags + 1, dtype=torch.int64, device=weight.device).index_add(0, target, torch.ones_like(target))[:bags]
-    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    wide = accumulation_dtype(weight.dtype)
     positions = torch.zeros(bags, columns, dtype=torch.int64, device=weight.device)
     if mode == MAX:
         positions = _first_maxima(rows.detach(), target, bags)

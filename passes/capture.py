@@ -24,7 +24,7 @@ from torch._decomp.decompositions import _grid_sampler_2d
 from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
 from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
 from bi_inductor.passes.distances import cdist
-from bi_inductor.templates.library import DTYPES
+from bi_inductor.templates.library import DTYPES, accumulation_dtype
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def rms_norm(x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """One op; operands of several dtypes are normalised in the accumulation type and rounded to ``x``'s once."""
     if eps is None:
-        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+        eps = torch.finfo(accumulation_dtype(x.dtype)).eps
     if weight is not None and weight.dtype != x.dtype:
         wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
         result = torch.ops.bi_inductor.rms_norm(x.to(wide), len(normalized_shape), weight.to(wide), eps)

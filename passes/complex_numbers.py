@@ -12,7 +12,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Node
 
-from bi_inductor.passes.rewriter import Rewriter, Rule, rule
+from bi_inductor.passes.rewriter import Rewriter, Rule, rule, values_of
 
 aten = torch.ops.aten
 ops = torch.ops.bi_inductor
@@ -35,10 +35,7 @@ class Parts(NamedTuple):
 
 def touches_complex(node: Node) -> bool:
     """Whether a call reads or gives complex tensors."""
-    flat: list[Any] = []
-    for value in [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]:
-        flat.extend(value if isinstance(value, (tuple, list)) else [value])
-    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in flat)
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values_of(node))
 
 
 def complex_rule(*targets: Any) -> Callable[[Rule], Rule]:

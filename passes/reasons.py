@@ -7,6 +7,7 @@ from torch.fx import Node
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import called_op
+from bi_inductor.passes.complex_numbers import touches_complex
 from bi_inductor.passes.op_classes import EXACT, STRUCTURE, SUMS, OpClass, op_name
 
 GENERAL: dict[OpClass, str] = {
@@ -46,7 +47,6 @@ def _reason(node: Node, op_class: OpClass) -> str:
     if op_class is OpClass.UNSUPPORTED:
         if isinstance(op, torch._ops.HigherOrderOperator):
             return "a higher-order op that bi_inductor does not look into"
-        values = [input_.meta.get("val") for input_ in node.all_input_nodes] + [node.meta.get("val")]
-        if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
+        if touches_complex(node):
             return "arithmetic on complex numbers has no template"
     return GENERAL[op_class]

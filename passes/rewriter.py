@@ -18,6 +18,14 @@ RULES: dict[Any, Rule] = {}
 INHERITED_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "from_node", "seq_nr", "custom")
 
 
+def values_of(node: Node) -> list[Any]:
+    """The fake values that a call reads and gives, those of several results one by one."""
+    flat: list[Any] = []
+    for value in [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]:
+        flat.extend(value if isinstance(value, (tuple, list)) else [value])
+    return flat
+
+
 class Rewriter:
     """Emits nodes before the node being replaced, with their fake values."""
 

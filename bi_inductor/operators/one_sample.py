@@ -6,16 +6,16 @@ the kernels behind them (LAPACK, FFT libraries) choose by the number of matrices
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bi_inductor.operators.definition import LIBRARY
+from bi_inductor.settings import thread_count
 
 aten = torch.ops.aten
 
@@ -58,19 +58,6 @@ RANKS: dict[Any, Ranks] = {
 TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
 
 ONE_SAMPLE_OPS = (*RANKS, *TRANSFORMS)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Layout(NamedTuple):
@@ -124,7 +111,7 @@ def _each_sample(op: Any, *arguments: Any, **named: Any) -> Any:
     positional = len(arguments) - len(rest)
     results = _empty_results(op, [*operands[:positional], *rest], {**others, **dict(zip(keywords, operands[positional:], strict=True))})
     batch = torch.broadcast_shapes(*(x.shape[: x.dim() - rank] for x, rank in zip(operands, ranks.operands, strict=True) if x is not None))
-    with _one_thread():
+    with thread_count(1):
         for place in itertools.product(*map(range, batch)):
             samples = [_sample(x, rank, place) for x, rank in zip(operands, ranks.operands, strict=True)]
             found = op(*samples[:positional], *rest, **others, **dict(zip(keywords, samples[positional:], strict=True)))
@@ -151,7 +138,7 @@ def _each_signal(op: Any, x: torch.Tensor, dim: Sequence[int], *arguments: Any) 
     transformed = [d % x.dim() for d in dim]
     order = [*(d for d in range(x.dim()) if d not in transformed), *transformed]
     signals, results = x.permute(order), out.permute(order)
-    with _one_thread():
+    with thread_count(1):
         for place in itertools.product(*map(range, signals.shape[: x.dim() - len(transformed)])):
             signal = signals[place].clone(memory_format=torch.contiguous_format)
             results[place].copy_(op(signal, list(range(len(transformed))), *arguments))

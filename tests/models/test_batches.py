@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bi_inductor.settings import thread_count
 from tests.models.tiny import MODELS, Logits, tokens
 from tests.templates.rows import THREADS, assert_same_bits, differences
 
@@ -46,13 +47,9 @@ def test_samples_keep_their_bits(name: str, dtype: torch.dtype) -> None:
         # A batch of one is another graph.
         for i in (0, 3, BATCH - 1):
             assert_same_bits(fn(ids[i : i + 1], mask[i : i + 1]), whole[i : i + 1], f"sample {i} alone")
-        before = torch.get_num_threads()
-        try:
-            for threads in THREADS:
-                torch.set_num_threads(threads)
+        for threads in THREADS:
+            with thread_count(threads):
                 assert_same_bits(fn(ids, mask), whole, f"{threads} threads")
-        finally:
-            torch.set_num_threads(before)
 
 
 def in_every_kind_of_graph(name: str) -> list[dict[int, torch.Tensor]]:

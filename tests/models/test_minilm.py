@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bi_inductor  # noqa: F401  # registers the backend
+from bi_inductor.settings import thread_count
 from tests.templates.rows import BATCHES, HOSTILE, THREADS, assert_same_bits, differences
 
 pytest.importorskip("transformers")
@@ -94,13 +95,9 @@ def test_one_layer_in_every_kind_of_graph() -> None:
     with torch.no_grad():
         dynamic = torch.compile(model, backend="batch_invariant", dynamic=True, options=options)
         whole = dynamic(ids, mask)
-        before = torch.get_num_threads()
-        try:
-            for threads in THREADS:
-                torch.set_num_threads(threads)
+        for threads in THREADS:
+            with thread_count(threads):
                 assert_same_bits(dynamic(ids, mask), whole, f"{threads} threads")
-        finally:
-            torch.set_num_threads(before)
         # Static for 3 sentences, then recompiled with a symbol for their number, then static for one; all weights in transposed storage.
         torch._dynamo.reset()
         for parameter in model.parameters():

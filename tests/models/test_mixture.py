@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import nn
 
+from bi_inductor.settings import thread_count
 from tests.models.tiny import VOCABULARY, Logits, seeded, tokens
 from tests.templates.rows import differences
 
@@ -51,15 +52,11 @@ def test_gradients_have_the_same_bits_on_any_number_of_threads(model: Logits) ->
     compiled = torch.compile(model, backend="batch_invariant")
     ids, mask = tokens(3, 6)
     results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 3):
+        with thread_count(threads):
             model.zero_grad()
             compiled(ids, mask).square().mean().backward()
             results.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
-    finally:
-        torch.set_num_threads(before)
     expected = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(results[0]) == len(expected)
     assert [sum(differences(a, b) for a, b in zip(results[0], other, strict=True)) for other in results[1:]] == [0, 0]

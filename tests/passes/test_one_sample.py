@@ -13,6 +13,7 @@ from torch import Tensor, linalg
 
 import bi_inductor
 from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS, one_sample_op
+from bi_inductor.settings import thread_count
 from tests.passes.eager import ours, stock
 from tests.passes.test_rewrite import f32, rewritten
 from tests.templates.rows import assert_same_bits, differences, randn
@@ -105,14 +106,10 @@ def test_threads_and_layouts_change_no_bit_and_stock_varies() -> None:
     a = randn(70, 96, 96) + 20 * torch.eye(96)
     inverse = torch.ops.bi_inductor.linalg_inv_ex
     expected = inverse(a[:2])[0]
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 4):
+        with thread_count(threads):
             assert_same_bits(inverse(a[:2])[0], expected, f"{threads} threads")
             assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
     assert_same_bits(inverse(a[:2].mT.contiguous().mT)[0], expected, "transposed storage")
     # torch's own kernel takes a product's order from the number of matrices.
     x = randn(2, 96, 96) * 0.1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bi_inductor.settings import thread_count
 from bi_inductor.ulp import bits_differ
 
 BATCHES = (1, 2, 3, 5, 8, 16, 17, 32, 64, 100, 256)
@@ -57,13 +58,9 @@ def assert_rows_invariant(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.T
         assert_same_bits(fn(view), whole, f"strides {view.stride()}")
     transposed = x.transpose(0, -1).contiguous().transpose(0, -1)
     assert_same_bits(fn(transposed), whole, "transposed storage")
-    before = torch.get_num_threads()
-    try:
-        for threads in THREADS:
-            torch.set_num_threads(threads)
+    for threads in THREADS:
+        with thread_count(threads):
             assert_same_bits(fn(x), whole, f"{threads} threads")
-    finally:
-        torch.set_num_threads(before)
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bi_inductor.settings import thread_count
 from bi_inductor.testing import accumulation_tree, expected_tree
 from tests import reference
 from tests.templates.rows import DTYPES, THREADS, assert_same_bits, differences, randn, relative_error
@@ -88,13 +89,9 @@ def test_samples_heads_and_threads_do_not_matter(dtype: torch.dtype) -> None:
     for t in hostile:
         t[torch.arange(17) != 4] = float("nan")
     assert_same_bits(attention(*hostile, mask)[4], whole[4], "NaN neighbours")
-    before = torch.get_num_threads()
-    try:
-        for threads in THREADS:
-            torch.set_num_threads(threads)
+    for threads in THREADS:
+        with thread_count(threads):
             assert_same_bits(attention(q, k, v, mask), whole, threads)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_rows_without_a_key_are_zero() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import bi_inductor  # noqa: F401  # defines the operators
+from bi_inductor.settings import thread_count
 from tests.templates.rows import BATCHES, DTYPES, HOSTILE, THREADS, assert_same_bits, differences, randn, relative_error
 
 # The tests share compiles.
@@ -144,13 +145,9 @@ def test_rows_keep_their_bits(dtype: torch.dtype) -> None:
             neighbours = torch.full_like(x, value)
             neighbours[3] = x[3]
             assert_rows({name: result[3:4] for name, result in fn(neighbours).items()}, expected, slice(3, 4), f"neighbours {value}")
-        before = torch.get_num_threads()
-        try:
-            for threads in THREADS:
-                torch.set_num_threads(threads)
+        for threads in THREADS:
+            with thread_count(threads):
                 assert_rows(fn(x), expected, slice(None), f"{threads} threads")
-        finally:
-            torch.set_num_threads(before)
 
 
 def test_static_and_recompiled_are_dynamic() -> None:

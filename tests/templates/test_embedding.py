@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bi_inductor.settings import thread_count
 from tests import reference
 from tests.templates.rows import DTYPES, THREADS, assert_same_bits, randn
 
@@ -17,13 +18,9 @@ def test_bits_of_the_reference_on_any_number_of_threads(padding_idx: int, dtype:
     grad = randn(300, 37, dtype=dtype)
     index = torch.randint(0, 11, (300,), generator=torch.Generator().manual_seed(1))
     expected = reference.embedding_backward(grad, index, 11, padding_idx)
-    before = torch.get_num_threads()
-    try:
-        for threads in THREADS:
-            torch.set_num_threads(threads)
+    for threads in THREADS:
+        with thread_count(threads):
             assert_same_bits(embedding_backward(grad, index, 11, padding_idx), expected, threads)
-    finally:
-        torch.set_num_threads(before)
     assert_same_bits(embedding_backward(grad.reshape(3, 100, 37), index.reshape(3, 100).int(), 11, padding_idx), expected)
 
 

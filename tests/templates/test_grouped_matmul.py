@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bi_inductor.settings import thread_count
 from tests.templates.rows import DTYPES, THREADS, assert_same_bits, randn
 
 grouped_matmul = torch.ops.bi_inductor.grouped_matmul
@@ -23,18 +24,14 @@ def test_each_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
     ends = torch.tensor(ENDS, dtype=torch.int32)
     rows, weight = randn(21, 37, dtype=dtype), randn(6, 18, 37, dtype=dtype, seed=1).mT
     columns, terms = randn(37, 21, dtype=dtype, seed=2), randn(21, 18, dtype=dtype, seed=3)
-    before = torch.get_num_threads()
-    try:
-        for threads in THREADS:
-            torch.set_num_threads(threads)
+    for threads in THREADS:
+        with thread_count(threads):
             by_rows = torch.cat([matmul(rows[part], weight[g]) for g, part in enumerate(groups(ENDS))])
             assert_same_bits(grouped_matmul(rows, weight, ends), by_rows, "rows")
             by_columns = torch.cat([matmul(weight.mT[g], columns[:, part]) for g, part in enumerate(groups(ENDS))], 1)
             assert_same_bits(grouped_matmul(weight.mT, columns, ends), by_columns, "columns")
             by_terms = torch.stack([matmul(rows.mT[:, part], terms[part]) for part in groups(ENDS)])
             assert_same_bits(grouped_matmul(rows.mT, terms, ends), by_terms, "terms")
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_row_keeps_its_bits_in_any_company() -> None:

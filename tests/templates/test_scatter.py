@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bi_inductor.settings import thread_count
 from tests import reference
 from tests.templates.rows import DTYPES, THREADS, assert_rows_invariant, assert_same_bits, randn
 
@@ -21,7 +22,6 @@ def indices(rows: int, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_bits_of_the_reference_on_any_number_of_threads(reduce: str, include_self: bool, dtype: torch.dtype) -> None:
-    before = torch.get_num_threads()
     # Many positions for a place, so that the order shows; NaN, inf and zeros of both signs among them.
     x, src = randn(5, 7, 70, dtype=dtype), randn(5, 40, 70, dtype=dtype, seed=2)
     src[0, :8, :8] = torch.tensor([0.0, -0.0, float("inf"), -1.0, 0.0, -0.0, float("nan"), 2.0], dtype=dtype)
@@ -30,12 +30,9 @@ def test_bits_of_the_reference_on_any_number_of_threads(reduce: str, include_sel
         a, b = x.movedim(1, dim), src.movedim(1, dim)
         index = indices(7, 5, 40, 70).movedim(1, dim)
         expected = reference.scatter(a, dim, index, b, reduce, include_self)
-        try:
-            for threads in THREADS:
-                torch.set_num_threads(threads)
+        for threads in THREADS:
+            with thread_count(threads):
                 assert_same_bits(scatter(a, dim, index, b, reduce, include_self), expected, (dim, threads))
-        finally:
-            torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
