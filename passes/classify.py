@@ -14,7 +14,7 @@ import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
 from bi_inductor.options import Options
 from bi_inductor.passes.op_classes import OVERWRITES, OpClass, classify, op_name
-from bi_inductor.passes.rewriter import rule_of
+from bi_inductor.passes.rewriter import rule_of, values_of
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
 
@@ -23,16 +23,12 @@ def class_of(node: Node) -> OpClass | None:
     """The class of a node; None for inputs, outputs and attributes."""
     if node.op != "call_function":
         return None
-    flat: list[Any] = []
-    for value in [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]:
-        flat.extend(value if isinstance(value, (tuple, list)) else [value])
     op = called_op(node)
     if op_name(op) in OVERWRITES:
         accumulates = bool(node.args[3]) if len(node.args) > 3 else bool(node.kwargs.get("accumulate"))
         if not accumulates:
             return OpClass.MOVEMENT
-        return OpClass.REWRITTEN if flat[0].dtype.is_floating_point else OpClass.EXACT
-    return classify(op, flat, rule_of(op) is not None)
+    return classify(op, values_of(node), rule_of(op) is not None)
 
 
 def called_op(node: Node) -> Any:

@@ -81,11 +81,11 @@ EXACT = _names(
     """,
 ) | _names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 
-# Storing at indices is data movement; adding to what is there is a sum, and rewritten.
+# Storing at indices is data movement; adding to what is there is one of the scatters.
 OVERWRITES = _names("aten", "index_put _unsafe_index_put")
 
 # Exact on integers and rewritten on floating point; of several elements for one place, the last one stays.
-SCATTERS = _names("aten", "scatter scatter_add scatter_reduce index_reduce")
+SCATTERS = _names("aten", "scatter scatter_add scatter_reduce index_reduce") | OVERWRITES
 
 # Sums that are exact on integers and rewritten on floating point.
 SUMS = _names("aten", "sum prod cumsum cumprod mm bmm addmm baddbmm mv dot vdot")

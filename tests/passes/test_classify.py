@@ -467,7 +467,12 @@ def test_a_graph_without_source_lines():
 
 @pytest.mark.parametrize(
     ("accumulate", "dtype", "expected"),
-    [(False, torch.float32, OpClass.MOVEMENT), (True, torch.float32, OpClass.REWRITTEN), (True, torch.int64, OpClass.EXACT)],
+    [
+        (False, torch.float32, OpClass.MOVEMENT),
+        (True, torch.float32, OpClass.REWRITTEN),
+        (True, torch.int64, OpClass.EXACT),
+        (True, torch.complex64, OpClass.UNSUPPORTED),
+    ],
 )
 def test_storing_at_indices_moves_data_and_adding_there_is_a_sum(accumulate, dtype, expected):
     def put(x, index, values):
