@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from bi_inductor.check_result import CheckResult
+    from bi_inductor.check.result import CheckResult
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,7 @@ from bi_inductor.errors import (
     UnsupportedVersionError,
 )
 from bi_inductor.explain import explain
-from bi_inductor.find import find
-from bi_inductor.find_variants import Variant
+from bi_inductor.find import Variant, find
 from bi_inductor.options import Options
 
 __all__ = [

@@ -223,7 +223,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[Explanation, Explanation]:
     target = _load(arguments.before)
     if arguments.against:
         return _explained(target, arguments, arguments.against), _explained(target, arguments)
-    from bi_inductor.check_batches import Inputs, Run
+    from bi_inductor.check.batches import Inputs, Run
 
     inputs = Inputs(target.inputs, arguments.batch_dim)
     sides = []

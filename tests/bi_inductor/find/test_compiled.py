@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bi_inductor import Variant, find
-from tests.bi_inductor.test_find import Exact, Layers, Planted
+from tests.bi_inductor.find.test_find import Exact, Layers, Planted
 from tests.templates.rows import randn
 
 ALONE = [Variant(), Variant(samples=[0])]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bi_inductor.check import check
-from bi_inductor.check_shrink import MOST_CALLS
+from bi_inductor.check.shrink import MOST_CALLS
 
 
 def shrunk(fn, samples: int = 12, **arguments):

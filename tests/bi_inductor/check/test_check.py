@@ -13,7 +13,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from bi_inductor.check import check
-from bi_inductor.check_result import CheckResult
+from bi_inductor.check.result import CheckResult
 
 
 def plus_batch_size(x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from .check_padding import SIDES, Pad, Padding
-from .check_result import REPEATED_BATCH, CheckRow
-from .check_shrink import SmallestBatch, shrink
-from .leaves import BatchDim, Leaf, leaves_with_dims
-from .ulp import bits_differ, ulp_distance
+from ..leaves import BatchDim, Leaf, leaves_with_dims
+from ..ulp import bits_differ, ulp_distance
+from .padding import SIDES, Pad, Padding
+from .result import REPEATED_BATCH, CheckRow
+from .shrink import SmallestBatch, shrink
 
 PLACES = ("first", "middle", "last")
 

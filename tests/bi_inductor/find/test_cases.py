@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from bi_inductor import Variant, find
-from bi_inductor.find_result import FindResult
-from tests.bi_inductor.test_find import Exact, Layers
+from bi_inductor.find.result import FindResult
+from tests.bi_inductor.find.test_find import Exact, Layers
 from tests.templates.rows import differences, randn
 from tests.test_public_cases import CASES
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .check_batches import Inputs, Run
-from .find_layout import Extent
-from .leaves import BatchDim, leaves_with_dims, top_level_entries
-from .settings import backend_name
+from ..check.batches import Inputs, Run
+from ..leaves import BatchDim, leaves_with_dims, top_level_entries
+from ..settings import backend_name
+from .layout import Extent
 
 
 @dataclass(frozen=True)

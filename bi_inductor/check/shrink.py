@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from .check_batches import Function, Run
+    from .batches import Function, Run
 
 # Calls of the function after which the smallest batch so far is taken.
 MOST_CALLS = 100
@@ -86,7 +86,7 @@ def shrink(function: Function, run: Run, reference: Mapping[int, list[torch.Tens
 
 
 def _failure(function: Function, run: Run, reference: Mapping[int, list[torch.Tensor]]) -> SmallestBatch | None:
-    from .check_batches import Tally
+    from .batches import Tally
 
     tally = Tally()
     tally.compare(run, function(run), reference)

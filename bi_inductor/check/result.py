@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .check_shrink import SmallestBatch
+    from .shrink import SmallestBatch
 
 # The two kinds of run that repeat earlier ones exactly: differences there are not due to the batch.
 REPEATED_ALONE = "alone, again"
@@ -90,13 +90,13 @@ class CheckResult:
 
     def json(self) -> dict[str, Any]:
         """Everything as data that ``json.dumps`` takes."""
-        from .check_files import as_json
+        from .files import as_json
 
         return as_json(self)
 
     def junit(self) -> str:
         """JUnit XML: one test case a row of the table, failed where rows differ."""
-        from .check_files import as_junit
+        from .files import as_junit
 
         return as_junit(self)
 

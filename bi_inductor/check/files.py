@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
-    from .check_result import CheckResult, CheckRow
+    from .result import CheckResult, CheckRow
 
 
 def as_json(result: CheckResult) -> dict[str, Any]:

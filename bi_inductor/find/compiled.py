@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph
 
-from .find_capture import Captured, is_view
-from .find_execution import Execution, Measured, compare, layout_of, replace_rows, steps
-from .find_variants import Samples, Setting
-from .settings import compiled, thread_count
+from ..settings import compiled, thread_count
+from .capture import Captured, is_view
+from .execution import Execution, Measured, compare, layout_of, replace_rows, steps
+from .variants import Samples, Setting
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .find_capture import Captured, capture
-from .find_compiled import CompiledPair, differences, run_nodes
-from .find_execution import Measured, Step, digests, first_difference, in_step, layout_of, producer_of
-from .find_layout import Layout
-from .find_reproduction import write_call, write_part
-from .find_result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
-from .find_variants import Samples, Setting, Variant, default_variants, resolve
-from .leaves import BatchDim
-from .settings import backend_name
+from ..leaves import BatchDim
+from ..settings import backend_name
+from .capture import Captured, capture
+from .compiled import CompiledPair, differences, run_nodes
+from .execution import Measured, Step, digests, first_difference, in_step, layout_of, producer_of
+from .layout import Layout
+from .reproduction import write_call, write_part
+from .result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
+from .variants import Samples, Setting, Variant, default_variants, resolve
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -212,7 +212,7 @@ class _Search:
 
     def describe(self, node: Node, measured: Measured, setting: Setting, kernels: tuple[str, ...], cause: str) -> FoundNode:
         """The report on a node."""
-        from .passes.classify import source_line
+        from ..passes.classify import source_line
 
         call = producer_of(node)
         return FoundNode(
@@ -245,7 +245,7 @@ class _Search:
         return "its operands have the same bits where they can be compared; samples cannot be told apart in the others"
 
     def row(self, node: Node, measured: Measured | None, effect: str) -> TableRow:
-        from .passes.classify import source_line
+        from ..passes.classify import source_line
 
         call = producer_of(node)
         count = measured.elements_different if measured else 0

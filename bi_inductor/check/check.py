@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from .check_batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
-from .check_padding import padding_of
-from .check_result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
-from .check_shrink import SmallestBatch
-from .leaves import BatchDim
-from .settings import backend_name, compiled, thread_count
+from ..leaves import BatchDim
+from ..settings import backend_name, compiled, thread_count
+from .batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
+from .padding import padding_of
+from .result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
+from .shrink import SmallestBatch
 
 
 def _whole_numbers(argument: str, values: Sequence[int], lowest: int, highest: int | None, why: str) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .find_capture import Captured
-from .find_compiled import CompiledPair, part
-from .find_execution import Call
-from .find_layout import BATCH, SEQUENCE, Layout
-from .find_variants import Setting, shared_places
+from .capture import Captured
+from .compiled import CompiledPair, part
+from .execution import Call
+from .layout import BATCH, SEQUENCE, Layout
+from .variants import Setting, shared_places
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from .find_capture import Captured, written_arguments
-from .find_digest import row_digests
-from .find_layout import Layout
-from .find_variants import Samples, Setting, shared_places
-from .settings import thread_count
-from .ulp import bits_differ, ulp_distance
+from ..settings import thread_count
+from ..ulp import bits_differ, ulp_distance
+from .capture import Captured, written_arguments
+from .digest import row_digests
+from .layout import Layout
+from .variants import Samples, Setting, shared_places
 
 if TYPE_CHECKING:
     from torch.fx import Node

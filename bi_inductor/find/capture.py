@@ -13,20 +13,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from .check_batches import Inputs, Run
-from .errors import CaptureError
-from .leaves import Leaf
+from ..check.batches import Inputs, Run
+from ..errors import CaptureError
+from ..leaves import Leaf
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
-    from .find_layout import Layouts, Symbols
+    from .layout import Layouts, Symbols
 
 Model = "Callable[..., Any] | ExportedProgram"
 
@@ -90,7 +91,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
     """
     from torch.export import ExportedProgram
 
-    from .find_layout import layouts
+    from .layout import layouts
 
     program = model if isinstance(model, ExportedProgram) else _export(model, inputs, sequence)
     signature = program.graph_signature
@@ -171,7 +172,7 @@ def _user_frames() -> Iterator[None]:
     from torch.fx import proxy
     from torch.overrides import TorchFunctionMode
 
-    from .passes.classify import TORCH_FOLDER
+    from ..passes.classify import TORCH_FOLDER
 
     anchors: set[tuple[str, str]] = proxy._STACK_TRACE_ANCHORS
     before = set(anchors)
@@ -222,15 +223,15 @@ def _capture_error(error: Exception) -> CaptureError:
 
 def _user_line(error: BaseException) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
-    from .passes.classify import TORCH_FOLDER
+    from ..passes.classify import TORCH_FOLDER
 
-    own = __file__.rpartition("/")[0]
+    own = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((TORCH_FOLDER, own, "<"))]
     return f'"{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else "an unknown line"
 
 
 def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None]) -> Symbols:
-    from .find_layout import Symbols
+    from .layout import Symbols
 
     batch: set[Any] = set()
     lengths: set[Any] = set()
@@ -289,7 +290,7 @@ def written_arguments(node: Node) -> list[Any]:
 
 def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) -> None:
     """Raises CaptureError for what would make one run depend on the run before, and for devices that are not there."""
-    from .passes.classify import source_line
+    from ..passes.classify import source_line
 
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available():

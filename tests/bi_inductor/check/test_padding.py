@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bi_inductor.check import check
-from bi_inductor.check_result import CheckResult
+from bi_inductor.check.result import CheckResult
 
 
 def masked_sum(ids: Tensor, mask: Tensor) -> Tensor:

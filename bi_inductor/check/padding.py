@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from .leaves import BatchDim, Leaf, leaves_with_dims, top_level_entries
+from ..leaves import BatchDim, Leaf, leaves_with_dims, top_level_entries
 
 SIDES = ("left", "right")
 
