@@ -78,13 +78,14 @@ class _Function(torch.nn.Module):
         return self.function(*arguments, **named)
 
 
-def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
+def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: bool = False) -> Captured:
     """The graph of ``model``.
 
     Args:
         model: a module, a function, or a program of torch.export with a dynamic batch size.
         inputs: what it is called with.
         sequence: for each leaf of the inputs the dim whose length varies between variants, or None.
+        one_sample: the graph for a batch of exactly one instead of the graph for every size from 2 on. Its layouts know no batch.
 
     Raises:
         CaptureError: the model is not one graph, fixes the batch size, writes to its inputs or state, or needs a device that is not there.
@@ -93,7 +94,9 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
 
     from .layout import layouts
 
-    program = model if isinstance(model, ExportedProgram) else _export(model, inputs, sequence)
+    leaves = [leaf._replace(dim=None) for leaf in inputs.leaves] if one_sample else inputs.leaves
+    samples = (0,) if one_sample else tuple(range(inputs.samples))
+    program = model if isinstance(model, ExportedProgram) else _export(model, inputs, samples, leaves, sequence)
     signature = program.graph_signature
     constants: dict[str, Any] = {}
     user_inputs: list[str] = []
@@ -111,7 +114,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None]) -> Captured:
         )
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
-    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, inputs.leaves, sequence)
+    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, sequence)
     _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples)
     for node in list(graph.nodes):
         _check_node(node, constants, leaf_of)
@@ -138,13 +141,16 @@ def _call_arguments(values: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     return (tuple(values), {}) if isinstance(inputs, (tuple, list)) else ((values,), {})
 
 
-def _export(model: Callable[..., Any], inputs: Inputs, sequence: list[int | None]) -> ExportedProgram:
+def _export(
+    model: Callable[..., Any], inputs: Inputs, samples: tuple[int, ...], leaves: list[Leaf], sequence: list[int | None]
+) -> ExportedProgram:
+    """The program for a batch of ``samples``, symbolic in the dims of ``leaves`` and ``sequence``."""
     from torch.export import Dim, export
 
-    example, _ = inputs.gather(Run("capture", tuple(range(inputs.samples)), ()), grad=False)
+    example, _ = inputs.gather(Run("capture", samples, ()), grad=False)
     arguments, named = _call_arguments(example, example)
     dynamic: list[Any] = []
-    for leaf, length in zip(inputs.leaves, sequence, strict=True):
+    for leaf, length in zip(leaves, sequence, strict=True):
         dims = {dim: Dim.AUTO for dim in (leaf.dim, length) if dim is not None}
         dynamic.append(dims if isinstance(leaf.value, torch.Tensor) and dims else None)
     shapes, named_shapes = _call_arguments(pytree.tree_unflatten(dynamic, inputs.structure), example)
@@ -257,7 +263,7 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
 def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> None:
     """Raises CaptureError when the model takes another way at some batch size: the graph holds for the way of the capture only.
 
-    Capture takes any size from 2 on for like the others, so a way for a batch of one alone is not seen here.
+    Capture takes any size from 2 on for like the others; a way for a batch of one alone is found by `batch_of_one.other_way`.
     """
     import sympy
 

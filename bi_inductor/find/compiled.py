@@ -24,6 +24,8 @@ from .variants import Samples, Setting
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+    from .batch_of_one import OtherWay
+
 # A growing step multiplies the position by this.
 _GROWTH = 4
 # After the first difference, how many later nodes are measured.
@@ -115,6 +117,29 @@ def run_nodes(
     return run_variants(module, [[execution.values[node] for node in inputs] for execution in executions], settings, options)
 
 
+def run_outputs(
+    captured: Captured,
+    samples: Samples,
+    settings: Sequence[Setting],
+    outputs: Sequence[Node],
+    options: Mapping[str, Any] | None,
+    way: OtherWay | None,
+) -> Runs:
+    """`run_variants` of the whole graph; variants of one sample run the graph of ``way``, an output that it lacks is None for them."""
+    others = [index for index, setting in enumerate(settings) if way is None or setting.extent.batch > 1]
+    runs = run_nodes(captured, samples, [settings[index] for index in others], captured.kept, outputs, options)
+    if way is None or len(others) == len(settings):
+        return runs
+    alone = [index for index in range(len(settings)) if index not in others]
+    own = dict(way.outputs(captured))
+    single = run_nodes(way.single, samples, [settings[index] for index in alone], way.single.kept, list(own.values()), options)
+    found: dict[int, tuple[Any, ...]] = dict(zip(others, runs.outputs, strict=True))
+    for index, values in zip(alone, single.outputs, strict=True):
+        by_node = dict(zip(own, values, strict=True))
+        found[index] = tuple(by_node.get(node) for node in outputs)
+    return Runs([found[index] for index in range(len(settings))], [""] * len(settings), runs.compiles + single.compiles)
+
+
 def differences(
     captured: Captured, outputs: Sequence[Node], settings: Sequence[Setting], values: Sequence[tuple[Any, ...]], padded: bool
 ) -> dict[Node, Measured]:
@@ -123,7 +148,8 @@ def differences(
     for index, node in enumerate(outputs):
         layout = layout_of(captured, node, padded)
         pairs = [(value[index], setting) for value, setting in zip(values, settings, strict=True)]
-        if layout is not None and (measured := compare(layout, pairs[0], pairs[1])) is not None:
+        known = layout is not None and all(isinstance(value, torch.Tensor) for value, _ in pairs)
+        if known and layout is not None and (measured := compare(layout, pairs[0], pairs[1])) is not None:
             found[node] = measured
     return found
 
@@ -171,6 +197,7 @@ class CompiledPair:
         reference, other: the variants.
         options: of the backend.
         padded: whether the variants have other lengths.
+        end: the node from which on the other variant runs another graph; only what is before it is compared.
     """
 
     def __init__(
@@ -181,6 +208,7 @@ class CompiledPair:
         other: Setting,
         options: Mapping[str, Any] | None,
         padded: bool,
+        end: Node | None = None,
     ) -> None:
         self.captured = captured
         self.samples = samples
@@ -188,7 +216,8 @@ class CompiledPair:
         self.other = other
         self.options = options
         self.padded = padded
-        self.units = _units(captured)
+        before = set(steps(captured, end))
+        self.units = [unit for unit in _units(captured) if before.issuperset(unit)]
         self.compiles = 0
         self.answers: dict[Any, tuple[dict[Node, Measured], tuple[str, str]]] = {}
 
@@ -215,6 +244,10 @@ class CompiledPair:
     def whole(self) -> list[Node]:
         """All nodes."""
         return [node for unit in self.units for node in unit]
+
+    def at_end(self) -> dict[Node, Measured]:
+        """What differs after the last unit."""
+        return self.up_to(len(self.units) - 1) if self.units else {}
 
     def find(self, at_end: dict[Node, Measured]) -> Parting:
         """The first node at which the variants part, when their outputs ``at_end`` do."""
@@ -283,8 +316,7 @@ class CompiledPair:
         later = [node for node in compared if node.target is operator.getitem or not is_view(node)]
         if len(later) > LANDMARKS:
             later = [later[index * (len(later) - 1) // (LANDMARKS - 1)] for index in range(LANDMARKS)]
-        ends = [node for node in self.captured.outputs if node.op == "call_function" and node not in later]
-        chosen = [*later, *(node for node in ends if layout_of(self.captured, node, self.padded) is not None)]
+        chosen = [*later, *(node for node in self.captured.outputs if node in compared and node not in later)]
         differing, _ = self.compare_outputs(self.whole, chosen)
         return [(node, differing.get(node)) for node in chosen]
 

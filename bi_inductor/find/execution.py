@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from .variants import Samples, Setting, shared_places
 
 if TYPE_CHECKING:
     from torch.fx import Node
+
+    from .batch_of_one import OtherWay
 
 # A value's digests, its shape without the samples, its dtype.
 Digest = tuple[torch.Tensor, tuple[int, ...], torch.dtype]
@@ -55,9 +58,10 @@ class Execution:
             self.values.pop(source, None)
 
 
-def steps(captured: Captured) -> Iterator[Node]:
-    """The nodes to run, in order."""
-    return (node for node in captured.module.graph.nodes if node.op in ("call_function", "get_attr"))
+def steps(captured: Captured, end: Node | None = None) -> Iterator[Node]:
+    """The nodes to run, in order, those before ``end`` if it is given."""
+    before = itertools.takewhile(lambda node: node is not end, captured.module.graph.nodes)
+    return (node for node in before if node.op in ("call_function", "get_attr"))
 
 
 def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
@@ -68,21 +72,29 @@ def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
     return None if node not in captured.of_samples and layout.follows_sizes(padded) else layout
 
 
-def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool) -> dict[Node, Digest]:
-    """Runs the whole graph; the digests of every value that an op wrote (views of an earlier value are left out)."""
+def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool, way: OtherWay | None = None) -> dict[Node, Digest]:
+    """Runs the whole graph; the digests of every value that an op wrote (views of an earlier value are left out).
+
+    With ``way``, runs the graph of a batch of one; the digests are those of the values that the other graph has too, under its nodes.
+    """
     found: dict[Node, Digest] = {}
+    runs = captured if way is None else way.single
     with torch.no_grad(), thread_count(setting.threads):
-        execution = Execution(captured, samples, setting)
-        for node in steps(captured):
-            value = execution.step(node)
-            layout = layout_of(captured, node, padded)
-            if layout is not None and isinstance(value, torch.Tensor) and not _is_seen(node, value, execution):
-                rows = layout.rows(value, setting.extent)
-                found[node] = row_digests(rows), tuple(rows.shape[1:]), rows.dtype
+        execution = Execution(runs, samples, setting)
+        for own in steps(runs):
+            value = execution.step(own)
+            node = own if way is None else way.counterparts.get(own)
+            layout = None if node is None else layout_of(captured, node, padded)
+            if node is not None and layout is not None and isinstance(value, torch.Tensor) and not _is_seen(own, value, execution):
+                rows = layout.rows(value, setting.extent) if value.dim() == len(layout.dims) else None
+                # Without its batch dim a value is another one whatever its bits: no row has a negative size.
+                found[node] = (
+                    (torch.zeros(1), (-1,), value.dtype) if rows is None else (row_digests(rows), tuple(rows.shape[1:]), rows.dtype)
+                )
                 del rows
             # Before the next op makes its result.
             del value
-            execution.release(node)
+            execution.release(own)
     return found
 
 
@@ -168,6 +180,10 @@ def _measure(left: torch.Tensor, right: torch.Tensor, places: Sequence[int], oth
 
 def compare(layout: Layout, left: tuple[Any, Setting], right: tuple[Any, Setting]) -> Measured | None:
     """The distance of a value's shared rows in two variants."""
+    if left[0].dim() != right[0].dim():
+        # A batch of one that lost its batch dim.
+        elements = right[0].numel()
+        return Measured(1, 1, elements, elements, float("inf"), (), (tuple(left[0].shape), tuple(right[0].shape)))
     rows, other_rows = (layout.rows(value, setting.extent) for value, setting in (left, right))
     if layout.batches:
         return _measure(rows, other_rows, *shared_places(left[1], right[1]))
@@ -210,12 +226,35 @@ class Call:
     other: Arguments
 
 
+def measure_outputs(
+    captured: Captured, samples: Samples, reference: Setting, other: Setting, way: OtherWay, padded: bool
+) -> dict[Node, Measured]:
+    """Runs two eager variants, the other one by its own graph; the outputs that differ."""
+    pairs = way.outputs(captured)
+    values: list[list[Any]] = []
+    with torch.no_grad():
+        for runs, setting, wanted in ((captured, reference, [pair[0] for pair in pairs]), (way.single, other, [pair[1] for pair in pairs])):
+            with thread_count(setting.threads):
+                execution = Execution(runs, samples, setting)
+                for node in steps(runs):
+                    execution.step(node)
+                    # The outputs are used last by the node that returns them.
+                    execution.release(node)
+                values.append([execution.values[node] for node in wanted])
+    found = {}
+    for (node, _), value, other_value in zip(pairs, *values, strict=True):
+        layout = layout_of(captured, node, padded)
+        if layout is not None and (measured := compare(layout, (value, reference), (other_value, other))) is not None:
+            found[node] = measured
+    return found
+
+
 def in_step(
-    captured: Captured, samples: Samples, reference: Setting, other: Setting, differing: set[Node], padded: bool
+    captured: Captured, samples: Samples, reference: Setting, other: Setting, differing: set[Node], padded: bool, end: Node | None = None
 ) -> tuple[list[Step], Call | None]:
     """Runs two eager variants side by side and measures every node in ``differing``, and those that make equal of different operands.
 
-    The values of both are alive at a time, so memory is that of the two runs together.
+    The values of both are alive at a time, so memory is that of the two runs together. Nothing is run from the node ``end`` on.
 
     Returns:
         The steps in order, and the first call that differs although its operands are the same.
@@ -227,7 +266,7 @@ def in_step(
         # For each value that differs, its distance in ulp; for an op, its arguments with the reference's rows in both, and the result.
         distances: dict[Node, float] = {}
         same_rows: dict[Node, tuple[Arguments, Arguments, Any]] = {}
-        for node in steps(captured):
+        for node in steps(captured, end):
             results = [node, *(user for user in node.users if user.target is operator.getitem)]
             if node.target is not operator.getitem and not differing.isdisjoint(results):
                 mine, others = arguments_with_same_rows(captured, node, left, right, distances)

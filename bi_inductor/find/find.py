@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ import torch
 
 from ..leaves import BatchDim
 from ..settings import backend_name
+from .batch_of_one import OtherWay, other_way
 from .capture import Captured, capture
-from .compiled import CompiledPair, differences, run_nodes
-from .execution import Measured, Step, digests, first_difference, in_step, layout_of, producer_of
+from .compiled import CompiledPair, differences, run_outputs
+from .execution import Measured, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .layout import Layout
 from .reproduction import write_call, write_part
 from .result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
@@ -73,7 +75,9 @@ def find(
     settings = resolve(chosen, samples, backend, dynamic, threads)
 
     captured = capture(model, samples.inputs, samples.sequence)
-    search = _Search(name, captured, samples, settings, options, seed)
+    alone = any(setting.extent.batch == 1 for setting in settings)
+    way = other_way(captured, model, samples.inputs, samples.sequence, samples.length) if alone else None
+    search = _Search(name, captured, samples, settings, options, seed, way)
     return search.eager() if all(setting.eager for setting in settings) else search.under_a_compiler()
 
 
@@ -88,6 +92,7 @@ class _Search:
         settings: list[Setting],
         options: Mapping[str, Any] | None,
         seed: int,
+        way: OtherWay | str | None,
     ) -> None:
         self.backend = backend
         self.captured = captured
@@ -97,6 +102,18 @@ class _Search:
         self.seed = seed
         self.order = {node: index for index, node in enumerate(captured.nodes)}
         self.padded = len({setting.extent[1:] for setting in settings}) > 1
+        self.way = way if isinstance(way, OtherWay) else None
+        self.remarks = (way,) if isinstance(way, str) else (way.remark,) if way is not None else ()
+
+    def way_of(self, setting: Setting) -> OtherWay | None:
+        """The graph of its own that a variant runs, if it is of one sample and there is one."""
+        return self.way if setting.extent.batch == 1 else None
+
+    def variant_row(self, setting: Setting, first: str | None, differing: int) -> VariantRow:
+        text = ""
+        if setting.extent.batch == 1 and self.remarks:
+            text = "by the graph of bigger batches" if self.way is None else self.way.verdict
+        return VariantRow(setting.name, first, differing, text)
 
     def eager(self) -> FindResult:
         """Every value of every variant by digests, then the first difference by its values."""
@@ -105,11 +122,11 @@ class _Search:
         for setting in self.settings:
             with torch.random.fork_rng(devices=_gpus()):
                 torch.manual_seed(self.seed)
-                digested.append(digests(self.captured, self.samples, setting, self.padded))
+                digested.append(digests(self.captured, self.samples, setting, self.padded, self.way_of(setting)))
         rows, candidates = [], []
         for setting, found in zip(others, digested[1:], strict=True):
             first, differing = first_difference(self.order, (reference, digested[0]), (setting, found))
-            rows.append(VariantRow(setting.name, None if first is None else _name(first), len(differing)))
+            rows.append(self.variant_row(setting, None if first is None else _name(first), len(differing)))
             if first is not None:
                 candidates.append((self.order[first], len(setting.run.samples), setting, differing))
         compared = len(digested[0])
@@ -117,9 +134,17 @@ class _Search:
             return self.result(rows, compared)
         # The first node; where several variants part there, the smallest batch shows it.
         index, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
+        way = self.way_of(setting) or self.way_of(reference)
+        if way is not None and self.captured.nodes[index] not in way.shared:
+            with torch.random.fork_rng(devices=_gpus()):
+                torch.manual_seed(self.seed)
+                measured = measure_outputs(self.captured, self.samples, reference, setting, way, self.padded)
+            if measured:
+                return self.parted_ways(rows, compared, way, measured, setting)
+        end = None if way is None else way.node
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
-            steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded)
+            steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded, end)
         first_step = next((step for step in steps if step.measured is not None), None)
         if first_step is None or first_step.measured is None:
             cause = "its bits differed in one run and not in the next: the op is not deterministic, so this is not due to the batch"
@@ -141,23 +166,30 @@ class _Search:
         reference, *others = self.settings
         outputs = [node for node in self.captured.outputs if node.op == "call_function"]
         if not outputs:
-            return self.result([VariantRow(setting.name, None, 0) for setting in others], 0)
+            return self.result([self.variant_row(setting, None, 0) for setting in others], 0)
         rows, candidates = [], []
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
-            runs = run_nodes(self.captured, self.samples, self.settings, self.captured.kept, outputs, self.options)
+            runs = run_outputs(self.captured, self.samples, self.settings, outputs, self.options, self.way)
             for setting, values in zip(others, runs.outputs[1:], strict=True):
                 at_end = differences(self.captured, outputs, (reference, setting), (runs.outputs[0], values), self.padded)
-                rows.append(VariantRow(setting.name, "the outputs" if at_end else None, 0))
+                rows.append(self.variant_row(setting, "the outputs" if at_end else None, 0))
                 if at_end:
                     candidates.append((len(setting.run.samples), setting, at_end))
             if not candidates:
                 return self.result(rows, len(outputs))
             _, setting, at_end = min(candidates, key=lambda candidate: candidate[0])
-            pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded)
+            way = self.way_of(setting) or self.way_of(reference)
+            end = None if way is None else way.node
+            pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded, end)
+            if way is not None:
+                before = pair.at_end()
+                if not before:
+                    return self.parted_ways(rows, len(outputs), way, at_end, setting)
+                at_end = before
             parting = pair.find(at_end)
         node = self.describe(parting.node, parting.measured, setting, parting.kernels, parting.cause)
-        rows = [row if row.name != setting.name else VariantRow(row.name, node.name, 0) for row in rows]
+        rows = [row if row.name != setting.name else dataclasses.replace(row, first=node.name) for row in rows]
         table: list[TableRow] = []
         distances: dict[Node, float] = {}
         for landmark, measured in parting.landmarks:
@@ -174,6 +206,21 @@ class _Search:
         compiles = runs.compiles + parting.compiles
         notes = (f"{compiles} graphs were compiled to find it; the table stores later values too, which can change what is fused",)
         return self.result(rows, len(outputs), node, setting.name, tuple(table), reproduce, notes)
+
+    def parted_ways(
+        self, rows: list[VariantRow], compared: int, way: OtherWay, differing: dict[Node, Measured], setting: Setting
+    ) -> FindResult:
+        """The result when a batch of one has other outputs because it runs another graph: the node where the graphs part is to blame."""
+        from ..passes.classify import source_line
+
+        output, measured = min(differing.items(), key=lambda entry: self.order[entry[0]])
+        node = way.node if way.node is not None and way.node.op == "call_function" else output
+        cause = f"a batch of one {way.difference}; the bits above are those of the output {_name(output)}"
+        found = self.describe(node, measured, setting, (), cause)
+        if way.own is not None:
+            found = dataclasses.replace(found, line=source_line(way.own), module=_module(way.own))
+        rows = [row if row.name != setting.name else dataclasses.replace(row, first=_name(output)) for row in rows]
+        return self.result(rows, compared, found, setting.name, (self.row(output, measured, ""),))
 
     def result(
         self,
@@ -194,7 +241,7 @@ class _Search:
             node=node,
             variant=variant,
             table=table,
-            notes=(*self.not_compared(), *notes),
+            notes=(*self.remarks, *self.not_compared(), *notes),
             reproduce=reproduce,
         )
 

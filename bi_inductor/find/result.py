@@ -102,11 +102,13 @@ class VariantRow:
         first: name of the first node that differs from the reference; None when no bit does. Under a compiler it is searched for one
             variant only, the others say "the outputs".
         differing: how many nodes (under a compiler: outputs) differ.
+        way: what to know about the way it took, "" for that of the reference.
     """
 
     name: str
     first: str | None
     differing: int
+    way: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,10 @@ def _bar(ulp: float | None) -> str:
 
 
 def _verdict(row: VariantRow) -> str:
-    if row.first is None:
-        return "same bits"
-    return f"differs from {row.first} on, at {row.differing} values" if row.differing else f"differs at {row.first}"
+    text = "same bits"
+    if row.first is not None:
+        text = f"differs from {row.first} on, at {row.differing} values" if row.differing else f"differs at {row.first}"
+    return f"{text}, {row.way}" if row.way else text
 
 
 def _node_lines(node: FoundNode) -> list[str]:
