@@ -1,6 +1,7 @@
 """Batch-invariant compilation for PyTorch: the same bits for a sample whatever else is in the batch."""
 
 from bi_inductor import operators as operators
+from bi_inductor.accumulation import GradientAccumulator
 from bi_inductor.backend import batch_invariant
 from bi_inductor.check import check
 from bi_inductor.errors import (
@@ -25,6 +26,7 @@ __all__ = [
     "CaptureError",
     "CompilerError",
     "FallbackWarning",
+    "GradientAccumulator",
     "OpaqueOpError",
     "OpaqueOpWarning",
     "OptionError",

@@ -87,6 +87,11 @@ def compile_graph(
     register_lowerings()
     version = source_hash()
     patches["post_grad_custom_pre_pass"] = PostGradPass(own, version)
+    if own.sample_gradients:
+        from bi_inductor.passes.sample_gradients import SampleGradientPass
+
+        require_joint_pass(patches)
+        patches["joint_custom_pre_pass"] = SampleGradientPass.of(gm, version)
 
     compile_one: Callable[..., Any] = compile_fx_inner if inner_compile is None else inner_compile
     if inner_compile is None:
@@ -111,6 +116,13 @@ def compile_graph(
             decompositions=decomposition_table(version),
         )
     return compiled
+
+
+def require_joint_pass(patches: dict[str, Any]) -> None:
+    """Raises OptionError where an option of Inductor leaves no place for the pass that ``sample_gradients`` needs."""
+    for name, wanted in (("joint_custom_pre_pass", None), ("use_joint_graph_passes", True)):
+        if patches.get(name, wanted) != wanted:
+            raise OptionError(f"option {name!r} cannot be set beside 'sample_gradients', which runs a pass there. Leave one of them out.")
 
 
 @contextlib.contextmanager

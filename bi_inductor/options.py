@@ -22,11 +22,14 @@ class Options:
             those that run one sample at a time without a warning.
         trace: a folder into which every compile writes its graphs, their differences, the generated code and a report, each into a
             folder of its own; "" for none. Caches of compiled graphs are then not used: a cached compile has nothing to write.
+        sample_gradients: the gradient of a parameter is the sum, in a fixed tree, of its gradients for each sample alone: with a
+            ``GradientAccumulator`` a batch has the same gradients whole or in micro-batches. The batch dim must be dynamic.
     """
 
     strict: bool = False
     allow: tuple[str, ...] = ()
     trace: str = ""
+    sample_gradients: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
@@ -49,8 +52,8 @@ class Options:
     def updated(self, values: Mapping[str, Any]) -> Options:
         """These options with ``values`` on top. Raises OptionError for a value of the wrong type."""
         for name, value in values.items():
-            if name == "strict" and not isinstance(value, bool):
-                raise OptionError(f"option 'strict' must be True or False; given {value!r}")
+            if name in ("strict", "sample_gradients") and not isinstance(value, bool):
+                raise OptionError(f"option {name!r} must be True or False; given {value!r}")
             if name == "allow" and not _is_sequence_of_names(value):
                 raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")
             if name == "trace" and not isinstance(value, (str, os.PathLike)):

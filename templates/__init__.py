@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-FOLDERS = ("attention", "cumsum", "embedding", "grouped_matmul", "matmul", "norm", "reduction", "scatter", "softmax")
+FOLDERS = ("attention", "cumsum", "embedding", "grouped_matmul", "matmul", "norm", "reduction", "sample_sum", "scatter", "softmax")
 
 
 def register_kernels() -> None:

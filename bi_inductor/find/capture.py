@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
-    from .layout import Layouts, Symbols
+    from bi_inductor.passes.layout import Layouts, Symbols
 
 Model = "Callable[..., Any] | ExportedProgram"
 
@@ -92,7 +92,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
     """
     from torch.export import ExportedProgram
 
-    from .layout import layouts
+    from bi_inductor.passes.layout import layouts
 
     leaves = [leaf._replace(dim=None) for leaf in inputs.leaves] if one_sample else inputs.leaves
     samples = (0,) if one_sample else tuple(range(inputs.samples))
@@ -237,7 +237,7 @@ def _user_line(error: BaseException) -> str:
 
 
 def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None]) -> Symbols:
-    from .layout import Symbols
+    from bi_inductor.passes.layout import Symbols
 
     batch: set[Any] = set()
     lengths: set[Any] = set()

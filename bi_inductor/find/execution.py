@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from bi_inductor.passes.layout import Layout
+
 from ..settings import thread_count
 from ..ulp import bits_differ, ulp_distance
 from .capture import Captured, written_arguments
 from .digest import row_digests
-from .layout import Layout
 from .variants import Samples, Setting, shared_places
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bi_inductor.passes.layout import Layout
+
 from ..leaves import BatchDim
 from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
 from .capture import Captured, capture
 from .compiled import CompiledPair, differences, run_outputs
 from .execution import Measured, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
-from .layout import Layout
 from .reproduction import write_call, write_part
 from .result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
 from .variants import Samples, Setting, Variant, default_variants, resolve

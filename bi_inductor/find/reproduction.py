@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bi_inductor.passes.layout import BATCH, SEQUENCE, Layout
+
 from .capture import Captured
 from .compiled import CompiledPair, part
 from .execution import Call
-from .layout import BATCH, SEQUENCE, Layout
 from .variants import Setting, shared_places
 
 if TYPE_CHECKING:

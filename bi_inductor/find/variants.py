@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from bi_inductor.passes.layout import Extent
+
 from ..check.batches import Inputs, Run
 from ..leaves import BatchDim, leaves_with_dims, top_level_entries
 from ..settings import backend_name
-from .layout import Extent
 
 
 @dataclass(frozen=True)

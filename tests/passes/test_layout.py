@@ -10,7 +10,7 @@ import torch
 from bi_inductor.check.batches import Inputs
 from bi_inductor.find.capture import Captured, capture
 from bi_inductor.find.digest import CHUNK, row_digests
-from bi_inductor.find.layout import BATCH, SEQUENCE, Extent, Factor, Layout
+from bi_inductor.passes.layout import BATCH, SEQUENCE, Extent, Factor, Layout
 from bi_inductor.ulp import bits_differ
 from tests.templates.rows import randn
 
