@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bi_inductor.passes import distances, pooling
+from bi_inductor.passes import distances, pooling, quantized
 from bi_inductor.passes.capture import CAPTURED
 
 aten = torch.ops.aten
@@ -72,7 +72,12 @@ def decomposition_table(version: str) -> DecompositionTable:
         table.pop(captured, None)
     table.update(pooling.DECOMPOSITIONS)
     table.update(distances.DECOMPOSITIONS)
+    table.update(quantized.DECOMPOSITIONS)
+    table.update(quantized.decomposed_ops())
     table[aten.addbmm.default] = addbmm
+    for op, shift in ((aten.__lshift__, aten.bitwise_left_shift), (aten.__rshift__, aten.bitwise_right_shift)):
+        # What Python's << and >> call, under the names that have a class.
+        table[op.Tensor], table[op.Scalar] = shift.Tensor, shift.Tensor_Scalar
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     table[aten._native_multi_head_attention.default] = native_multi_head_attention
     table[aten.sort.default] = sort
