@@ -137,7 +137,8 @@ class _SampleGradients:
 
 def _number_of_samples(graph: Graph, batch: Any) -> Node:
     """The node whose value is the size of the batch."""
-    for node in graph.find_nodes(op="placeholder"):
+    placeholders: list[Node] = list(graph.find_nodes(op="placeholder"))
+    for node in placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt) and value.node.expr == batch:
             return node
