@@ -94,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--sequence-dim", type=int, help="the dim of all inputs that holds a sequence: run padded too")
     check.add_argument("--out-sequence-dim", type=int, help="the same for the outputs")
     check.add_argument("--padding", type=_numbers(int), default=(1, 5), metavar="N,M", help="how many places to pad (default 1,5)")
+    check.add_argument("--chunks", type=_numbers(int), default=(), metavar="N,M", help="also run the sequence in chunks of N positions")
+    check.add_argument("--in-chunks", metavar="FUNCTION", help="module:function or file.py:function that runs the chunks, with a KV cache")
     check.add_argument("--shrink", action="store_true", help="make a failing batch as small as it stays failing")
     check.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     check.add_argument("--junit", metavar="FILE", help="also write the result as JUnit XML")
@@ -249,6 +251,7 @@ def _side(name: str, arguments: argparse.Namespace) -> Explanation:
 
 def _check(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.check import check
+    from bi_inductor.targets import load_function
 
     target = _load(arguments.target)
     with _progress() as progress:
@@ -266,6 +269,8 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
             padding=arguments.padding,
             sequence_dim=arguments.sequence_dim,
             out_sequence_dim=arguments.out_sequence_dim,
+            chunks=arguments.chunks,
+            in_chunks=load_function(arguments.in_chunks) if arguments.in_chunks else None,
             shrink=arguments.shrink,
             progress=progress,
         )

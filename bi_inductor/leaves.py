@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,13 @@ class Leaf(NamedTuple):
     @property
     def is_batched(self) -> bool:
         return self.dim is not None
+
+
+def call_with(function: Callable[..., Any], inputs: Any) -> Any:
+    """Calls a function with inputs as users give them: a tensor, a tuple or list of positional arguments, a dict of named ones."""
+    if isinstance(inputs, dict):
+        return function(**inputs)
+    return function(*inputs) if isinstance(inputs, (tuple, list)) else function(inputs)
 
 
 def top_level_entries(leaves: list[tuple[Any, Any]]) -> list[Any]:
@@ -58,6 +65,13 @@ def leaves_with_dims(leaves: list[tuple[Any, Any]], given: BatchDim, argument: s
             )
         named.append(Leaf(name, value, None if dim is None else dim % value.dim()))
     return named
+
+
+def absent_is_none(leaves: list[tuple[Any, Any]], dims: BatchDim) -> BatchDim:
+    """Dims of a sequence: a mapping names what has one, entries that it lacks have none."""
+    if not isinstance(dims, Mapping):
+        return dims
+    return {**dict.fromkeys(top_level_entries(leaves)), **dims}
 
 
 def _key(entry: Any) -> Any:

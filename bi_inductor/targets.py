@@ -50,6 +50,18 @@ def load_target(name: str) -> Target:
     """
     if name.endswith(".pt2"):
         return _load_program(name)
+    function = load_function(name, "a function that returns (model, inputs)")
+    try:
+        result = function()
+    except Exception as error:
+        raise TargetError(_cause(f"target {name!r} raised", error)) from error
+    if not isinstance(result, tuple) or len(result) != 2 or not callable(result[0]):
+        raise TargetError(f"target {name!r} returned {_kind(result)}; it must return a tuple (model, inputs), the model something to call")
+    return Target(name, *result)
+
+
+def load_function(name: str, what: str = "a function") -> Callable[..., Any]:
+    """The function that ``module:callable`` or ``file.py:callable`` names. Raises TargetError when there is none, or no ``what``."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise TargetError(f"target {name!r} must be module:callable, file.py:callable or the path of a saved program ending in .pt2")
@@ -59,14 +71,9 @@ def load_target(name: str) -> Target:
             raise TargetError(f"target {name!r}: {module_name} has no {attribute!r}")
         function = getattr(function, part)
     if not callable(function):
-        raise TargetError(f"target {name!r} is of type {type(function).__name__}; it must be a function that returns (model, inputs)")
-    try:
-        result = function()
-    except Exception as error:
-        raise TargetError(_cause(f"target {name!r} raised", error)) from error
-    if not isinstance(result, tuple) or len(result) != 2 or not callable(result[0]):
-        raise TargetError(f"target {name!r} returned {_kind(result)}; it must return a tuple (model, inputs), the model something to call")
-    return Target(name, *result)
+        raise TargetError(f"target {name!r} is of type {type(function).__name__}; it must be {what}")
+    found: Callable[..., Any] = function
+    return found
 
 
 def _kind(result: Any) -> str:

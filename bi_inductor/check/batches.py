@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from ..leaves import BatchDim, Leaf, leaves_with_dims
+from ..leaves import BatchDim, Leaf, call_with, leaves_with_dims
 from ..ulp import bits_differ, ulp_distance
+from .chunks import Chunks
 from .padding import SIDES, Pad, Padding
 from .result import REPEATED_BATCH, CheckRow
 from .shrink import SmallestBatch, shrink
@@ -19,13 +20,14 @@ PLACES = ("first", "middle", "last")
 
 
 class Run(NamedTuple):
-    """One call: which samples, in which order, which of the places are compared, what the other places hold, how it is padded."""
+    """One call: which samples, in which order, which of the places are compared, what the other places hold, how it is padded or cut."""
 
     kind: str
     samples: tuple[int, ...]
     compared: tuple[int, ...]
     neighbours: float | None = None
     padding: Pad | None = None
+    chunk: int | None = None
 
 
 class Inputs:
@@ -33,6 +35,7 @@ class Inputs:
 
     def __init__(self, inputs: Any, batch_dim: BatchDim, padding: Padding | None = None) -> None:
         self.padding = padding
+        self.chunks: Chunks | None = None
         if not isinstance(inputs, (torch.Tensor, tuple, list, dict)):
             raise ValueError(f"inputs must be a tensor, tuple, list or dict, got {type(inputs).__name__}")
         leaves, self.structure = pytree.tree_flatten_with_path(inputs)
@@ -127,12 +130,10 @@ class Function:
         self.progress.next(run.kind)
         arguments, differentiable = self.inputs.gather(run, self.grad)
         with torch.set_grad_enabled(self.grad):
-            if isinstance(arguments, dict):
-                outputs = self.call(**arguments)
-            elif isinstance(arguments, (tuple, list)):
-                outputs = self.call(*arguments)
+            if run.chunk is not None and self.inputs.chunks is not None:
+                outputs = self.inputs.chunks.run(self.call, arguments, run.chunk)
             else:
-                outputs = self.call(arguments)
+                outputs = call_with(self.call, arguments)
             padding = self.inputs.padding
             if run.padding is not None and padding is not None:
                 outputs = padding.cut_outputs(outputs, run.padding)
@@ -204,6 +205,7 @@ class Tally:
                     f"{name} of a sample is {expected[0].dtype} {tuple(expected[0].shape)} in the reference and "
                     f"{value.dtype} {tuple(value.shape[1:])} in a batch of {len(run.samples)}: rows cannot be compared"
                     + ("; give out_sequence_dim for an output that is as long as the padded inputs" if run.padding else "")
+                    + ("; in_chunks has to return the outputs of the whole sequence" if run.chunk else "")
                 )
             rows = value[list(run.compared)]
             wanted = torch.stack(expected)
@@ -231,6 +233,7 @@ def plan(
     neighbours: Sequence[float],
     generator: torch.Generator,
     padding: Sequence[int] = (),
+    chunks: Sequence[int] = (),
 ) -> list[Run]:
     """All calls of one setting, those of a kind together."""
     runs = []
@@ -243,6 +246,10 @@ def plan(
             for size in sorted({1, largest}):
                 kind, pad = f"padded {side} by {amount}", Pad(side, amount)
                 runs += [Run(kind, window, tuple(range(size)), None, pad) for window in _windows(samples, size)]
+    for length in chunks:
+        for size in sorted({1, largest}):
+            kind = f"in chunks of {length}"
+            runs += [Run(kind, window, tuple(range(size)), None, None, length) for window in _windows(samples, size)]
     if largest == 1:
         return runs
     every = tuple(range(largest))
@@ -276,7 +283,7 @@ def compare_rows(
 ) -> Iterator[CheckRow]:
     """The table rows of one setting; `alone` is the description for batches of one. Runs with rows that differ go into `failing`."""
     tallies: dict[tuple[str, int], Tally] = {}
-    largest = max(runs, key=lambda run: (len(run.samples), run.neighbours is None, run.padding is None))
+    largest = max(runs, key=lambda run: (len(run.samples), run.neighbours is None, run.padding is None, run.chunk is None))
     for run in runs:
         got = function(run)
         tally = tallies.setdefault((run.kind, len(run.samples)), Tally())
@@ -298,6 +305,5 @@ def compare_rows(
 
 def smallest(function: Function, failing: Sequence[Run], reference: Mapping[int, list[torch.Tensor]]) -> SmallestBatch:
     """The shrunk form of the smallest failing run."""
-    return shrink(
-        function, min(failing, key=lambda run: (len(run.samples), run.padding is not None, run.neighbours is not None)), reference
-    )
+    plainest = min(failing, key=lambda run: (len(run.samples), run.padding is not None, run.chunk is not None, run.neighbours is not None))
+    return shrink(function, plainest, reference)

@@ -10,6 +10,7 @@ import torch
 from ..leaves import BatchDim
 from ..settings import backend_name, compiled, thread_count
 from .batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
+from .chunks import InChunks, chunks_of
 from .padding import padding_of
 from .result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
 from .shrink import SmallestBatch
@@ -68,6 +69,8 @@ def check(
     sequence_dim: BatchDim = None,
     out_sequence_dim: BatchDim = None,
     padding_values: float | Mapping[Any, float] = 0,
+    chunks: Sequence[int] = (),
+    in_chunks: InChunks | None = None,
     shrink: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -104,6 +107,11 @@ def check(
         out_sequence_dim: the same for the outputs; what stands at padding is not compared.
         padding: how many places are added.
         padding_values: what they hold: one number, or one per top-level argument (0 for those a mapping lacks).
+        chunks: lengths of chunks: the sequence is also run in chunks of so many positions, one call after the other, and compared with
+            the run of the whole. (Chunks of samples are what `batch_sizes` runs.)
+        in_chunks: runs them: called with the function under test and the inputs of each chunk, cut along `sequence_dim`, it returns the
+            outputs of the whole sequence. It carries what a chunk leaves to the next one, such as a KV cache. Without it the function is
+            called on each chunk, and outputs are put together along `out_sequence_dim`: right where no position looks at another.
         shrink: make the first failing batch as small as it stays failing, up to 100 more calls; the result has it as `smallest`.
         options: passed to `torch.compile`.
         seed: of the random orders and gradients. The global random state is left as found.
@@ -122,7 +130,12 @@ def check(
     source = Inputs(inputs, batch_dim)
     if sequence_dim is not None:
         source.padding = padding_of(inputs, sequence_dim, out_sequence_dim, padding_values)
-    padding = _whole_numbers("padding", padding, 1, None, "") if source.padding is not None else ()
+    if chunks:
+        source.chunks = chunks_of(inputs, sequence_dim, out_sequence_dim, in_chunks)
+        chunks = _whole_numbers("chunks", chunks, 1, source.chunks.length - 1, f" (the inputs have {source.chunks.length} positions)")
+    elif in_chunks is not None:
+        raise ValueError("in_chunks: it needs chunks, the lengths to run it with")
+    padding = _whole_numbers("padding", padding, 1, None, "") if source.padding is not None and (padding or not chunks) else ()
     if batch_sizes is None:
         batch_sizes = sorted({size for size in (1, 2, 3, 8) if size <= source.samples} | {source.samples})
     batch_sizes = _whole_numbers("batch_sizes", batch_sizes, 1, source.samples, " (the number of samples in inputs)")
@@ -140,7 +153,7 @@ def check(
     generator = torch.Generator().manual_seed(seed)
     largest = max(batch_sizes)
     orders = _permutations(permutations, largest, generator)
-    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator, padding)
+    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator, padding, chunks)
 
     devices = {leaf.value.device for leaf in source.leaves if isinstance(leaf.value, torch.Tensor)}
     gpus = [device.index for device in devices if device.type == "cuda"]
@@ -148,7 +161,9 @@ def check(
     notes: dict[str, None] = {}
     failing: list[Run] = []
     shrunk: SmallestBatch | None = None
-    shapes = len(batch_sizes) + 1 + 4 * len(padding) + (source.samples if shrink else 0)
+    # Each call of a chunk may be of another shape: a KV cache grows.
+    calls = sum(2 + source.chunks.length // chunk for chunk in chunks) if source.chunks is not None else 0
+    shapes = len(batch_sizes) + 1 + 4 * len(padding) + 2 * calls + (source.samples if shrink else 0)
     cotangents: dict[str, torch.Tensor] = {}
     reference: dict[int, list[torch.Tensor]] = {}
     settings = [(value, count) for value in dynamics for count in thread_counts]

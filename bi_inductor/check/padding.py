@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from ..leaves import BatchDim, Leaf, leaves_with_dims, top_level_entries
+from ..leaves import BatchDim, Leaf, absent_is_none, leaves_with_dims, top_level_entries
 
 SIDES = ("left", "right")
 
@@ -51,14 +51,14 @@ class Padding:
     def cut_outputs(self, outputs: Any, pad: Pad) -> Any:
         """The outputs of a padded call without what stands at the padding. Raises ValueError when a dim does not fit."""
         leaves, structure = pytree.tree_flatten_with_path(outputs)
-        named = leaves_with_dims(leaves, _absent_is_none(leaves, self.out_dim), "out_sequence_dim", "output")
+        named = leaves_with_dims(leaves, absent_is_none(leaves, self.out_dim), "out_sequence_dim", "output")
         return pytree.tree_unflatten([leaf.value if leaf.dim is None else pad.cut(leaf.value, leaf.dim) for leaf in named], structure)
 
 
 def padding_of(inputs: Any, sequence_dim: BatchDim, out_sequence_dim: BatchDim, values: float | Mapping[Any, float]) -> Padding:
     """Checks `check`'s arguments about padding. Raises ValueError, naming the one that does not fit."""
     leaves = pytree.tree_flatten_with_path(inputs)[0]
-    named = leaves_with_dims(leaves, _absent_is_none(leaves, sequence_dim), "sequence_dim", "inputs")
+    named = leaves_with_dims(leaves, absent_is_none(leaves, sequence_dim), "sequence_dim", "inputs")
     dims = {leaf.name: leaf.dim for leaf in named if leaf.dim is not None}
     if not dims:
         raise ValueError(f"sequence_dim={sequence_dim!r} names no dim of any tensor in inputs: padding has nothing to make longer")
@@ -69,10 +69,3 @@ def padding_of(inputs: Any, sequence_dim: BatchDim, out_sequence_dim: BatchDim, 
             raise ValueError(f"padding_values names {unknown[0]!r}; inputs have {', '.join(map(repr, dict.fromkeys(tops.values())))}")
     by_name = {name: values.get(tops[name], 0) if isinstance(values, Mapping) else values for name in dims}
     return Padding(dims, by_name, out_sequence_dim)
-
-
-def _absent_is_none(leaves: list[tuple[Any, Any]], dims: BatchDim) -> BatchDim:
-    """A mapping names what has the dim: entries that it lacks have none."""
-    if not isinstance(dims, Mapping):
-        return dims
-    return {**dict.fromkeys(top_level_entries(leaves)), **dims}

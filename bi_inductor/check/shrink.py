@@ -24,6 +24,7 @@ class SmallestBatch:
         place: the place in it of the sample that differs from itself alone.
         neighbours: what fills the other rows, None when they hold their samples.
         padding: how the batch was padded, "" when it was not.
+        chunk: positions in each chunk of the sequence, None when it was run whole.
         elements_different, max_ulp: of that sample, as in a `CheckRow`.
     """
 
@@ -33,6 +34,7 @@ class SmallestBatch:
     padding: str
     elements_different: int
     max_ulp: float
+    chunk: int | None = None
 
     @property
     def sample(self) -> int:
@@ -42,6 +44,7 @@ class SmallestBatch:
     def __str__(self) -> str:
         others = f", the other rows filled with {self.neighbours:g}" if self.neighbours is not None else ""
         padded = f", padded {self.padding}" if self.padding else ""
+        padded += f", in chunks of {self.chunk}" if self.chunk else ""
         return (
             f"smallest failing batch: samples {list(self.samples)}{others}{padded}: sample {self.sample} at place {self.place} "
             f"differs from itself alone in {self.elements_different} elements, by up to {self.max_ulp:.4g} ulp"
@@ -93,4 +96,4 @@ def _failure(function: Function, run: Run, reference: Mapping[int, list[torch.Te
     if not tally.rows_different:
         return None
     padding = f"{run.padding.side} by {run.padding.amount}" if run.padding else ""
-    return SmallestBatch(run.samples, run.compared[0], run.neighbours, padding, tally.elements_different, tally.max_ulp)
+    return SmallestBatch(run.samples, run.compared[0], run.neighbours, padding, tally.elements_different, tally.max_ulp, run.chunk)

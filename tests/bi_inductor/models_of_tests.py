@@ -23,6 +23,20 @@ def planted():
     return lambda x: -x if x.shape[0] >= 3 else x.clone(), torch.randn(4, 8)
 
 
+def follows_length():
+    """A position's result is the number of positions times the input, or `length` times it."""
+
+    def model(x, length=None):
+        return x * (length or x.shape[1])
+
+    return model, torch.randn(4, 8, 3)
+
+
+def as_long_as_the_whole(fn, chunks):
+    length = sum(chunk.shape[1] for chunk in chunks)
+    return torch.cat([fn(chunk, length) for chunk in chunks], 1)
+
+
 def by_name():
     return lambda x, scale: x * scale, {"x": torch.randn(4, 8), "scale": 2.0}
 

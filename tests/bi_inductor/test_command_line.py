@@ -139,6 +139,27 @@ def test_check_writes_files_and_shrinks(tmp_path: Path, capsys: pytest.CaptureFi
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_check_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "check",
+        f"{FILE}:follows_length",
+        "--backend",
+        "eager",
+        "--sequence-dim",
+        "1",
+        "--out-sequence-dim",
+        "1",
+        "--chunks",
+        "3,1",
+    ]
+    assert main(arguments) == VARIANT
+    assert "in chunks of 3" in capsys.readouterr().out
+    # The user's function tells each chunk how long the whole is.
+    assert main([*arguments, "--padding", "", "--in-chunks", f"{FILE}:as_long_as_the_whole"]) == INVARIANT
+    assert main([*arguments, "--in-chunks", f"{FILE}:number"]) == COULD_NOT_RUN
+    assert "must be a function\n" in capsys.readouterr().err
+
+
 def test_check_of_a_saved_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer, x = nn.ReLU(), torch.randn(4, 8)
     torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), tmp_path / "any.pt2")
