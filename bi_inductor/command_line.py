@@ -106,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     find.add_argument("--backend", default="eager", help="eager, inductor, batch_invariant or another backend (default eager)")
     find.add_argument("--dynamic", action="store_true", help="compile with dynamic shapes")
     find.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
+    find.add_argument("--sequence-dim", type=int, help="the dim of all inputs that holds a sequence, for --padding and --sequence-chunk")
+    find.add_argument(
+        "--padding", type=_numbers(int), default=(), metavar="N,M", help="also run padded by N positions on the left, on the right"
+    )
+    find.add_argument("--chunk", type=int, metavar="N", help="also run N samples at a time")
+    find.add_argument("--sequence-chunk", type=int, metavar="N", help="also run N positions at a time")
+    find.add_argument("--threads", type=_numbers(int), default=(), metavar="N,M", help="also run on N threads")
     find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
     find.set_defaults(run=_find)
@@ -297,10 +304,24 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> int:
-    from bi_inductor.find import find
+    from bi_inductor.check.batches import Inputs
+    from bi_inductor.find import Variant, find
+    from bi_inductor.find.variants import default_variants
 
     target = _load(arguments.target)
-    result = find(target.model, target.inputs, backend=arguments.backend, dynamic=arguments.dynamic, batch_dim=arguments.batch_dim)
+    more = [Variant(pad_left=amount) for amount in arguments.padding] + [Variant(pad_right=amount) for amount in arguments.padding]
+    more += [Variant(chunk=arguments.chunk)] if arguments.chunk is not None else []
+    more += [Variant(sequence_chunk=arguments.sequence_chunk)] if arguments.sequence_chunk is not None else []
+    more += [Variant(threads=count) for count in arguments.threads]
+    result = find(
+        target.model,
+        target.inputs,
+        backend=arguments.backend,
+        variants=[*default_variants(Inputs(target.inputs, arguments.batch_dim).samples), *more],
+        dynamic=arguments.dynamic,
+        batch_dim=arguments.batch_dim,
+        sequence_dim=arguments.sequence_dim,
+    )
     console.print(result.text(), markup=False)
     if arguments.json:
         _write(arguments.json, result.json())

@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ class _Function(torch.nn.Module):
         return self.function(*arguments, **named)
 
 
-def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: bool = False) -> Captured:
+def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: bool = False, lengths: Collection[int] = ()) -> Captured:
     """The graph of ``model``.
 
     Args:
@@ -86,6 +86,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
         inputs: what it is called with.
         sequence: for each leaf of the inputs the dim whose length varies between variants, or None.
         one_sample: the graph for a batch of exactly one instead of the graph for every size from 2 on. Its layouts know no batch.
+        lengths: of the samples in the variants.
 
     Raises:
         CaptureError: the model is not one graph, fixes the batch size, writes to its inputs or state, or needs a device that is not there.
@@ -115,7 +116,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
     symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, sequence)
-    _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples)
+    _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
     for node in list(graph.nodes):
         _check_node(node, constants, leaf_of)
         # Checks of sizes that hold for the batch of the capture only.
@@ -260,8 +261,8 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
     return Symbols(frozenset(batch), frozenset(lengths))
 
 
-def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> None:
-    """Raises CaptureError when the model takes another way at some batch size: the graph holds for the way of the capture only.
+def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int, lengths: Collection[int]) -> None:
+    """Raises CaptureError when the model takes another way at some batch size or length: the graph holds for the way of the capture only.
 
     Capture takes any size from 2 on for like the others; a way for a batch of one alone is found by `batch_of_one.other_way`.
     """
@@ -269,17 +270,26 @@ def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int) -> 
 
     values = [node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
     environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
+    named = {
+        **{symbol: sympy.Symbol("batch_size") for symbol in symbols.batch},
+        **{symbol: sympy.Symbol("length") for symbol in symbols.sequence},
+    }
     for guard in environment.guards if environment is not None else ():
-        if not guard.expr.free_symbols or not guard.expr.free_symbols <= symbols.batch:
+        free = guard.expr.free_symbols
+        if not free or not free <= named.keys():
             continue
-        for size in range(2, samples + 1):
-            if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) == False:  # noqa: E712  # a sympy value
-                text = str(guard.expr.subs({symbol: sympy.Symbol("batch_size") for symbol in symbols.batch}))
-                raise CaptureError(
-                    f"the model chooses by the batch size ({text} holds for a batch of {samples} and not for one of {size}), so it is "
-                    "not one graph, and the choice itself may change bits; make the choice independent of the batch size, or call find "
-                    "on each side of it."
-                )
+        by_batch, by_length = bool(free & symbols.batch), bool(free & symbols.sequence)
+        for batch in range(2, samples + 1) if by_batch else (samples,):
+            for length in lengths if by_length else (0,):
+                sizes = {**dict.fromkeys(symbols.batch, batch), **dict.fromkeys(symbols.sequence, length)}
+                if guard.expr.subs(sizes) == False:  # noqa: E712  # a sympy value
+                    what, captured, other = ("batch size", samples, batch) if by_batch else ("length", "the given samples", length)
+                    of = "a batch of " if by_batch else ""
+                    raise CaptureError(
+                        f"the model chooses by the {what} ({guard.expr.subs(named)} holds for {of}{captured} and not for one of {other}), "
+                        "so it is not one graph, and the choice itself may change bits; make the choice independent of "
+                        f"the {what}, or call find on each side of it."
+                    )
 
 
 def written_arguments(node: Node) -> list[Any]:

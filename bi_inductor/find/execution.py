@@ -73,30 +73,38 @@ def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
     return None if node not in captured.of_samples and layout.follows_sizes(padded) else layout
 
 
-def digests(captured: Captured, samples: Samples, setting: Setting, padded: bool, way: OtherWay | None = None) -> dict[Node, Digest]:
+def digests(
+    captured: Captured, samples: Samples, settings: Sequence[Setting], padded: bool, way: OtherWay | None = None
+) -> list[dict[Node, Digest]]:
     """Runs the whole graph; the digests of every value that an op wrote (views of an earlier value are left out).
 
-    With ``way``, runs the graph of a batch of one; the digests are those of the values that the other graph has too, under its nodes.
+    Args:
+        settings: one run, in as many ways as its positions are compared in; there is one result for each.
+        way: run this graph of a batch of one; the digests are those of the values that the other graph has too, under its nodes.
     """
-    found: dict[Node, Digest] = {}
+    found: list[dict[Node, Digest]] = [{} for _ in settings]
     runs = captured if way is None else way.single
-    with torch.no_grad(), thread_count(setting.threads):
-        execution = Execution(runs, samples, setting)
+    with torch.no_grad(), thread_count(settings[0].threads):
+        execution = Execution(runs, samples, settings[0])
         for own in steps(runs):
             value = execution.step(own)
             node = own if way is None else way.counterparts.get(own)
             layout = None if node is None else layout_of(captured, node, padded)
             if node is not None and layout is not None and isinstance(value, torch.Tensor) and not _is_seen(own, value, execution):
-                rows = layout.rows(value, setting.extent) if value.dim() == len(layout.dims) else None
-                # Without its batch dim a value is another one whatever its bits: no row has a negative size.
-                found[node] = (
-                    (torch.zeros(1), (-1,), value.dtype) if rows is None else (row_digests(rows), tuple(rows.shape[1:]), rows.dtype)
-                )
-                del rows
+                for setting, results in zip(settings, found, strict=True):
+                    results[node] = _digest(layout, value, setting)
             # Before the next op makes its result.
             del value
             execution.release(own)
     return found
+
+
+def _digest(layout: Layout, value: torch.Tensor, setting: Setting) -> Digest:
+    if value.dim() != len(layout.dims):
+        # Without its batch dim a value is another one whatever its bits: no row has a negative size.
+        return torch.zeros(1), (-1,), value.dtype
+    rows = layout.rows(value, setting.extent)
+    return row_digests(rows), tuple(rows.shape[1:]), rows.dtype
 
 
 def _is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:

@@ -16,7 +16,7 @@ from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
 from .capture import Captured, capture
 from .compiled import CompiledPair, differences, run_outputs
-from .execution import Measured, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
+from .execution import Digest, Measured, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
 from .result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
 from .variants import Samples, Setting, Variant, default_variants, resolve
@@ -75,7 +75,7 @@ def find(
     chosen = default_variants(samples.inputs.samples) if variants is None else variants
     settings = resolve(chosen, samples, backend, dynamic, threads)
 
-    captured = capture(model, samples.inputs, samples.sequence)
+    captured = capture(model, samples.inputs, samples.sequence, lengths={setting.extent.length for setting in settings})
     alone = any(setting.extent.batch == 1 for setting in settings)
     way = other_way(captured, model, samples.inputs, samples.sequence, samples.length) if alone else None
     search = _Search(name, captured, samples, settings, options, seed, way)
@@ -110,6 +110,12 @@ class _Search:
         """The graph of its own that a variant runs, if it is of one sample and there is one."""
         return self.way if setting.extent.batch == 1 else None
 
+    def digested(self, settings: list[Setting]) -> list[dict[Node, Digest]]:
+        """The digests of one run, compared in the ways of ``settings``."""
+        with torch.random.fork_rng(devices=_gpus()):
+            torch.manual_seed(self.seed)
+            return digests(self.captured, self.samples, settings, self.padded, self.way_of(settings[0]))
+
     def variant_row(self, setting: Setting, first: str | None, differing: int) -> VariantRow:
         text = ""
         if setting.extent.batch == 1 and self.remarks:
@@ -119,22 +125,23 @@ class _Search:
     def eager(self) -> FindResult:
         """Every value of every variant by digests, then the first difference by its values."""
         reference, *others = self.settings
-        digested = []
-        for setting in self.settings:
-            with torch.random.fork_rng(devices=_gpus()):
-                torch.manual_seed(self.seed)
-                digested.append(digests(self.captured, self.samples, setting, self.padded, self.way_of(setting)))
+        # The reference as each variant compares it: all its positions, or those of a chunk.
+        references = {other.positions: reference.compared_with(other) for other in (reference, *others)}
+        in_reference = dict(zip(references, self.digested(list(references.values())), strict=True))
         rows, candidates = [], []
-        for setting, found in zip(others, digested[1:], strict=True):
-            first, differing = first_difference(self.order, (reference, digested[0]), (setting, found))
+        for setting in others:
+            (found,) = self.digested([setting])
+            pair = (references[setting.positions], in_reference[setting.positions])
+            first, differing = first_difference(self.order, pair, (setting, found))
             rows.append(self.variant_row(setting, None if first is None else _name(first), len(differing)))
             if first is not None:
                 candidates.append((self.order[first], len(setting.run.samples), setting, differing))
-        compared = len(digested[0])
+        compared = len(in_reference[None])
         if not candidates:
             return self.result(rows, compared)
         # The first node; where several variants part there, the smallest batch shows it.
         index, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
+        reference = references[setting.positions]
         way = self.way_of(setting) or self.way_of(reference)
         if way is not None and self.captured.nodes[index] not in way.shared:
             with torch.random.fork_rng(devices=_gpus()):
@@ -173,13 +180,15 @@ class _Search:
             torch.manual_seed(self.seed)
             runs = run_outputs(self.captured, self.samples, self.settings, outputs, self.options, self.way)
             for setting, values in zip(others, runs.outputs[1:], strict=True):
-                at_end = differences(self.captured, outputs, (reference, setting), (runs.outputs[0], values), self.padded)
+                pair_of_settings = (reference.compared_with(setting), setting)
+                at_end = differences(self.captured, outputs, pair_of_settings, (runs.outputs[0], values), self.padded)
                 rows.append(self.variant_row(setting, "the outputs" if at_end else None, 0))
                 if at_end:
                     candidates.append((len(setting.run.samples), setting, at_end))
             if not candidates:
                 return self.result(rows, len(outputs))
             _, setting, at_end = min(candidates, key=lambda candidate: candidate[0])
+            reference = reference.compared_with(setting)
             way = self.way_of(setting) or self.way_of(reference)
             end = None if way is None else way.node
             pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded, end)
@@ -287,6 +296,8 @@ class _Search:
             return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
         if step.moved:
             names = ", ".join(_name(node) for node in step.moved)
+            if any(setting.positions is not None for setting in self.settings):
+                return f"{names} counts positions from the start of each chunk; give the positions as an input"
             return f"{names} counts positions from the start of the padding, so a sample's positions move with it; make them from the mask"
         if step.by_itself:
             return "the op itself: on the same rows it gives other bits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ class Variant:
             is compared then.
         pad_left: how many positions are put before each sample along `sequence_dim`.
         pad_right: how many after it.
+        chunk: so many samples at a time, one run after the other, until all of `samples` are compared.
+        sequence_chunk: so many positions along `sequence_dim` at a time, from 2 on. Each run sees its own positions only, as right as the
+            model treats them by themselves; `check` has `in_chunks` for a model that carries a cache from one to the next.
         threads: number of threads.
         dynamic: whether shapes are symbolic; of a compiled backend only.
         backend: a `torch.compile` backend by name or as a callable; "eager" runs uncompiled.
@@ -36,6 +40,8 @@ class Variant:
     neighbours: float | None = None
     pad_left: int = 0
     pad_right: int = 0
+    chunk: int | None = None
+    sequence_chunk: int | None = None
     threads: int | None = None
     dynamic: bool | None = None
     backend: str | Callable[..., Any] | None = None
@@ -50,22 +56,32 @@ class Setting:
         name: what reports call it.
         run: the samples, and the places that are compared.
         extent: batch size, padded length, and the compared positions.
-        pad_right: positions after each sample (those before it are `extent.start`).
+        pad_left, pad_right: positions before and after each sample.
+        positions: the first position of a chunk and how many it has; None for all.
         threads, dynamic, backend: as in `Variant`.
     """
 
     name: str
     run: Run
     extent: Extent
+    pad_left: int
     pad_right: int
     threads: int
     dynamic: bool
     backend: str | Callable[..., Any]
+    positions: tuple[int, int] | None = None
 
     @property
     def eager(self) -> bool:
         """Whether it runs uncompiled."""
         return self.backend == "eager"
+
+    def compared_with(self, other: Setting) -> Setting:
+        """This setting with only those positions compared that a chunk ``other`` has."""
+        if other.positions is None:
+            return self
+        start, count = other.positions
+        return dataclasses.replace(self, extent=self.extent._replace(start=self.extent.start + start, kept=count))
 
 
 class Samples:
@@ -109,7 +125,11 @@ class Samples:
         """The leaves of the inputs for one run: new tensors."""
         arguments, _ = self.inputs.gather(setting.run, grad=False)
         values = pytree.tree_leaves(arguments)
-        pad_left = setting.extent.start
+        if setting.positions is not None:
+            for index, (value, dim) in enumerate(zip(values, self.sequence, strict=True)):
+                if dim is not None:
+                    values[index] = value.narrow(dim, *setting.positions).contiguous()
+        pad_left = setting.pad_left
         if pad_left or setting.pad_right:
             for index, (value, dim, fill) in enumerate(zip(values, self.sequence, self.padding, strict=True)):
                 if dim is not None:
@@ -150,21 +170,62 @@ def resolve(
             raise ValueError(f"{where}.threads: got {count!r}; allowed are whole numbers from 1 on")
         under = backend if variant.backend is None else variant.backend
         backend_name(under)
+        _check_chunks(where, index, variant, len(chosen), samples)
         compared = tuple(range(len(chosen))) if variant.neighbours is None else (0,)
-        settings.append(
-            Setting(
-                name=variant.name or _in_words(variant, chosen, samples),
-                run=Run("find", chosen, compared, variant.neighbours),
-                extent=Extent(len(chosen), samples.length + sum(pads), variant.pad_left, samples.length),
-                pad_right=variant.pad_right,
-                threads=count,
-                dynamic=dynamic if variant.dynamic is None else variant.dynamic,
-                backend=under,
-            )
+        whole = Setting(
+            name=variant.name or _in_words(variant, chosen, samples),
+            run=Run("find", chosen, compared, variant.neighbours),
+            extent=Extent(len(chosen), samples.length + sum(pads), variant.pad_left, samples.length),
+            pad_left=variant.pad_left,
+            pad_right=variant.pad_right,
+            threads=count,
+            dynamic=dynamic if variant.dynamic is None else variant.dynamic,
+            backend=under,
         )
+        settings += _in_chunks(whole, variant, samples.length)
         if index and not set(_compared(settings[0])) & set(_compared(settings[-1])):
             raise ValueError(f"{where} compares no sample that variants[0] compares too, so there is nothing to compare")
     return settings
+
+
+def _check_chunks(where: str, index: int, variant: Variant, chosen: int, samples: Samples) -> None:
+    for argument, value, lowest, size in (
+        ("chunk", variant.chunk, 1, chosen),
+        ("sequence_chunk", variant.sequence_chunk, 2, samples.length),
+    ):
+        if value is None:
+            continue
+        if index == 0:
+            raise ValueError(f"{where}.{argument}: the first variant is what the others are compared with, and has to be one run")
+        if argument == "sequence_chunk" and all(dim is None for dim in samples.sequence):
+            raise ValueError(f"{where}.sequence_chunk needs sequence_dim, the dim of the inputs that holds a sample's positions")
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < size:
+            raise ValueError(f"{where}.{argument}: got {value!r}; allowed are whole numbers from {lowest} to {size - 1}")
+        if variant.pad_left or variant.pad_right or variant.neighbours is not None:
+            raise ValueError(f"{where}.{argument} cannot be joined with padding or neighbours; give each a variant of its own")
+
+
+def _in_chunks(whole: Setting, variant: Variant, length: int) -> list[Setting]:
+    """The runs that a variant asks for: one, or one for each chunk of samples and of positions; the last one may overlap the one before."""
+    chosen = whole.run.samples
+    size, positions = variant.chunk or len(chosen), variant.sequence_chunk or length
+    pieces = [(start, first) for start in _starts(len(chosen), size) for first in _starts(length, positions)]
+    found = []
+    for number, (start, first) in enumerate(pieces, 1):
+        found.append(
+            dataclasses.replace(
+                whole,
+                name=f"{whole.name}, chunk {number} of {len(pieces)}" if len(pieces) > 1 else whole.name,
+                run=whole.run._replace(samples=chosen[start : start + size], compared=tuple(range(size))) if variant.chunk else whole.run,
+                extent=Extent(size, positions, 0, positions) if variant.sequence_chunk else whole.extent._replace(batch=size),
+                positions=(first, positions) if variant.sequence_chunk else None,
+            )
+        )
+    return found
+
+
+def _starts(length: int, size: int) -> list[int]:
+    return [min(start, length - size) for start in range(0, length, size)]
 
 
 def _compared(setting: Setting) -> list[int]:

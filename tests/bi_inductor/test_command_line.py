@@ -65,6 +65,16 @@ def test_find(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chooses by the batch size (batch_size >= 3 holds for a batch of 4 and not for one of 2)" in capsys.readouterr().err
 
 
+def test_find_with_more_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--sequence-dim", "1", "--padding", "2", "--chunk", "3", "--sequence-chunk", "4", "--threads", "1")
+    assert main(["find", f"{FILE}:relu", *more]) == INVARIANT
+    printed = capsys.readouterr().out
+    for name in ("2 pads on the left", "2 pads on the right", "batch of 4, chunk 2 of 2", "batch of 4, 1 thread"):
+        assert name in printed, printed
+    assert main(["find", f"{FILE}:relu", "--sequence-chunk", "4"]) == COULD_NOT_RUN
+    assert "sequence_chunk needs sequence_dim" in capsys.readouterr().err
+
+
 def test_doctor_as_a_process_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "bi_inductor", "doctor"]

@@ -350,3 +350,54 @@ def test_the_reproduction_runs_by_itself(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(bi_inductor.__file__).parent.parent)}
     completed = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert completed.stdout == "1 of 30 elements differ\n", completed.stderr
+
+
+def test_chunks_of_samples() -> None:
+    """Every sample is compared in some chunk; the last chunk overlaps the one before."""
+    result = find(Layers(Planted(), 1, 3), randn(5, 8), variants=[Variant(), Variant(chunk=2), Variant(samples=[3, 1], chunk=1)])
+    assert [(row.name, row.first) for row in result.variants] == [
+        ("batch of 5, chunk 1 of 3", None),
+        ("batch of 5, chunk 2 of 3", None),
+        ("batch of 5, chunk 3 of 3", None),
+        ("samples 3, 1, chunk 1 of 2", "by_batch"),
+        ("samples 3, 1, chunk 2 of 2", "by_batch"),
+    ]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_chunks_of_positions(backend: str) -> None:
+    """A position by itself is the same in a chunk; what looks at others, or counts them, is not."""
+    variants = [Variant(), Variant(sequence_chunk=3), Variant(samples=[0], sequence_chunk=2)]
+    arguments: dict[str, Any] = {"variants": variants, "sequence_dim": 1, "backend": backend}
+    same = find(lambda x: torch.relu(x) * 2, randn(4, 7, 8), **arguments)
+    assert same and len(same.variants) == 3 + 4, same.text()
+    assert same.variants[2].name == "batch of 4, chunk 3 of 3"
+    looks = find(lambda x: torch.relu(x).cumsum(1) + 1, randn(4, 7, 8), **arguments)
+    assert looks.node is not None and looks.node.op == "aten.cumsum.default"
+    assert [row.first is not None for row in looks.variants[:3]] == [False, True, True]
+    if backend == "eager":
+        counts = find(lambda x: x * torch.arange(x.shape[1]).unsqueeze(1), randn(4, 7, 8), **arguments)
+        assert counts.node is not None and "counts positions from the start of each chunk" in counts.node.cause
+
+
+def test_a_choice_by_the_length_is_refused() -> None:
+    def chooses(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] > 4 else x + x
+
+    assert find(chooses, randn(4, 7, 8), sequence_dim=1, variants=[Variant(), Variant(pad_right=1)])
+    with pytest.raises(CaptureError, match=r"chooses by the length \(.*length.* holds for the given samples and not for one of 3\)"):
+        find(chooses, randn(4, 7, 8), sequence_dim=1, variants=[Variant(), Variant(sequence_chunk=3)])
+
+
+def test_chunks_that_cannot_be() -> None:
+    for variant, message in (
+        (Variant(chunk=4), r"variants\[1\].chunk: got 4; allowed are whole numbers from 1 to 3"),
+        (Variant(sequence_chunk=1), r"sequence_chunk: got 1; allowed are whole numbers from 2 to 6"),
+        (Variant(chunk=2, neighbours=0.0), "cannot be joined with padding or neighbours"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            find(Exact(), randn(4, 7), sequence_dim=1, variants=[Variant(), variant])
+    with pytest.raises(ValueError, match="the first variant"):
+        find(Exact(), randn(4, 7), variants=[Variant(chunk=2), Variant()])
+    with pytest.raises(ValueError, match="sequence_chunk needs sequence_dim"):
+        find(Exact(), randn(4, 7), variants=[Variant(), Variant(sequence_chunk=2)])
