@@ -81,12 +81,13 @@ def compile_graph(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     from bi_inductor.passes.decompositions import decomposition_table
+    from bi_inductor.passes.mixing import describe_inputs
     from bi_inductor.passes.post_grad import PostGradPass
     from bi_inductor.templates import register_lowerings
 
     register_lowerings()
     version = source_hash()
-    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version)
+    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim))
     if own.sample_gradients:
         from bi_inductor.passes.sample_gradients import SampleGradientPass
 

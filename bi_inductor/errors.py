@@ -33,7 +33,7 @@ class OptionError(ValueError):
 
 
 class SampleMixingError(BatchInvariantError):
-    """An op mixes samples by its meaning, and ``strict`` is on."""
+    """An op mixes samples by its meaning, or draws random numbers by place, and ``strict`` is on."""
 
 
 class OpaqueOpError(BatchInvariantError):
@@ -42,6 +42,10 @@ class OpaqueOpError(BatchInvariantError):
 
 class SampleMixingWarning(UserWarning):
     """An op mixes samples by its meaning: no kernel can make its result independent of the batch."""
+
+
+class RandomOpWarning(SampleMixingWarning):
+    """An op draws random numbers by the place of an element: a sample's numbers move with its place in the batch."""
 
 
 class OpaqueOpWarning(UserWarning):

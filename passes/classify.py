@@ -11,9 +11,9 @@ import torch
 from torch.fx import Graph, Node
 
 import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
-from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, UnsupportedOpError
+from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, RandomOpWarning, SampleMixingError, UnsupportedOpError
 from bi_inductor.options import Options
-from bi_inductor.passes.op_classes import OVERWRITES, OpClass, classify, op_name
+from bi_inductor.passes.op_classes import OVERWRITES, SEEDS, OpClass, classify, op_name
 from bi_inductor.passes.rewriter import rule_of, values_of
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
@@ -48,6 +48,7 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
     Warns:
         OpaqueOpWarning: a custom op otherwise, once for each source line.
         FallbackWarning: an op that runs one sample at a time, once for each op and source line.
+        RandomOpWarning: an op that draws random numbers, once for each source line; under ``strict`` SampleMixingError is raised.
     """
     classes = classes_of(graph)
     require_allowed(classes, options)
@@ -68,6 +69,7 @@ def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> None:
             if options.strict:
                 raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)
+    warn_of_random_ops([node for node, op_class in classes.items() if op_class is OpClass.RANDOM], options)
     warn_of_fallbacks([node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE], options)
 
 
@@ -82,6 +84,21 @@ def warn_of_fallbacks(nodes: list[Node], options: Options) -> None:
                 FallbackWarning,
                 stacklevel=3,
             )
+
+
+def warn_of_random_ops(nodes: list[Node], options: Options) -> None:
+    """One RandomOpWarning for each source line where numbers are drawn and that ``allow`` does not silence."""
+    drawing = [node for node in nodes if (name := op_name(called_op(node))) not in SEEDS and name not in options.allow]
+    places = {source_line(node): node for node in reversed(drawing)}
+    for node in reversed(places.values()):
+        name = op_name(called_op(node))
+        message = (
+            "this op draws random numbers by the place of an element, so a sample's numbers move with its place in the batch:\n"
+            f"{describe(node)}\nbi_inductor.random draws by a seed for each sample; options={{'allow': ({name!r},)}} lets this one through."
+        )
+        if options.strict:
+            raise SampleMixingError(message)
+        warnings.warn(message, RandomOpWarning, stacklevel=3)
 
 
 def require_supported(unsupported: list[Node], options: Options) -> None:

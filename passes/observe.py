@@ -28,6 +28,9 @@ class Observer:
     def stage(self, name: str, graph: Graph) -> None:
         """``graph`` before the pass ("captured") and after each of its steps, named by the step."""
 
+    def mixing(self, reasons: Mapping[Node, str]) -> None:
+        """The nodes of the captured graph that mix samples, each with what it does; told before the classes."""
+
     def classified(self, classes: Mapping[Node, OpClass]) -> None:
         """The class of every call of the captured graph."""
 
@@ -61,6 +64,10 @@ class Announcer(Observer):
     def stage(self, name: str, graph: Graph) -> None:
         for observer in self.observers:
             observer.stage(name, graph)
+
+    def mixing(self, reasons: Mapping[Node, str]) -> None:
+        for observer in self.observers:
+            observer.mixing(reasons)
 
     def classified(self, classes: Mapping[Node, OpClass]) -> None:
         for observer in self.observers:

@@ -100,6 +100,9 @@ RANDOM = (
     | _names("rngprims", "philox_rand")
 )
 
+# Give the numbers that others draw from.
+SEEDS = _names("prims", "inductor_seed inductor_seeds inductor_lookup_seed")
+
 # Moves complex numbers as they are.
 CHOICES = _names("aten", "where complex view_as_complex")
 

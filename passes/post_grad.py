@@ -7,6 +7,7 @@ from torch.fx import Graph
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_supported
+from bi_inductor.passes.mixing import GraphInput, find_mixing, mixing_reason, require_unmixed
 from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
@@ -18,22 +19,27 @@ class PostGradPass(CustomGraphPass):
 
     Args:
         options: what to let through.
-        version: hash of our sources; with the options it makes the cache key.
+        version: hash of our sources; with the options and the dims of samples it makes the cache key.
+        inputs: of Dynamo's graph, with the dims that hold samples.
     """
 
-    def __init__(self, options: Options, version: str) -> None:
+    def __init__(self, options: Options, version: str, inputs: tuple[GraphInput, ...] = ()) -> None:
         self.options = options
         self.version = version
+        self.inputs = inputs
 
     def __call__(self, graph: Graph) -> None:
-        """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError."""
+        """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError, SampleMixingError."""
         observers = Announcer()
         observers.stage("captured", graph)
         classes = classes_of(graph)
+        findings = find_mixing(graph, self.inputs)
+        observers.mixing({finding.node: mixing_reason(finding) for finding in findings})
         observers.classified(classes)
         observers.refused(refused_nodes([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], self.options))
         if not observers.tolerant:
             require_allowed(classes, self.options)
+            require_unmixed(findings, self.options)
         round_low_precision(graph)
         observers.stage("round_low_precision", graph)
         declined = rewrite(graph, observers.replaced)
@@ -45,4 +51,4 @@ class PostGradPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""
-        return f"bi_inductor:{self.version}:{self.options}"
+        return f"bi_inductor:{self.version}:{self.options}:{[given.dim for given in self.inputs]}"

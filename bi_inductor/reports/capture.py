@@ -234,6 +234,9 @@ class Recorder(Observer):
             self._graphs.append(_Recording(graph))
         self._graphs[-1].stages.append((name, record_graph(name, graph, None if self.options is None else self._describe)))
 
+    def mixing(self, reasons: Mapping[Node, str]) -> None:
+        self._graphs[-1].mixing.update(reasons)
+
     def classified(self, classes: Mapping[Node, OpClass]) -> None:
         recording = self._graphs[-1]
         recording.classes.update(classes)
@@ -274,9 +277,13 @@ class Recorder(Observer):
 
     def _describe(self, node: Node) -> tuple[str, str]:
         from bi_inductor.passes.classify import class_of
+        from bi_inductor.passes.op_classes import OpClass
         from bi_inductor.passes.reasons import reason
 
-        op_class = self._graphs[-1].classes.get(node) or class_of(node)
+        recording = self._graphs[-1]
+        op_class = recording.classes.get(node) or class_of(node)
+        if node in recording.mixing and op_class is not OpClass.UNSUPPORTED:
+            return OpClass.MIXING.value, recording.mixing[node]
         assert op_class is not None and self.options is not None
         return op_class.value, reason(node, op_class, self.options)
 
@@ -286,5 +293,6 @@ class _Recording:
     graph: Graph
     stages: list[tuple[str, GraphRecord]] = dataclasses.field(default_factory=list)
     classes: dict[Node, OpClass] = dataclasses.field(default_factory=dict)
+    mixing: dict[Node, str] = dataclasses.field(default_factory=dict)
     rewrites: list[Rewrite] = dataclasses.field(default_factory=list)
     refused: list[NodeRecord] = dataclasses.field(default_factory=list)
