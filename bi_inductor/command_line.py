@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     find.add_argument("--sequence-chunk", type=int, metavar="N", help="also run N positions at a time")
     find.add_argument("--threads", type=_numbers(int), default=(), metavar="N,M", help="also run on N threads")
     find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
+    find.add_argument("--html", metavar="FILE", help="also write the result as one HTML page, with a plot along the graph")
     find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
     find.set_defaults(run=_find)
 
@@ -307,6 +308,7 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.check.batches import Inputs
     from bi_inductor.find import Variant, find
     from bi_inductor.find.variants import default_variants
+    from bi_inductor.reports.find_page import render_find
 
     target = _load(arguments.target)
     more = [Variant(pad_left=amount) for amount in arguments.padding] + [Variant(pad_right=amount) for amount in arguments.padding]
@@ -325,6 +327,8 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     console.print(result.text(), markup=False)
     if arguments.json:
         _write(arguments.json, result.json())
+    if arguments.html:
+        _write(arguments.html, render_find(result))
     if arguments.reproduce and not result.invariant:
         result.write_reproduction(arguments.reproduce)
     return INVARIANT if result.invariant else VARIANT

@@ -309,7 +309,8 @@ class _Search:
         call = producer_of(node)
         count = measured.elements_different if measured else 0
         is_output = node in self.captured.outputs
-        return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output)
+        position = 1 + self.order[call]
+        return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output, position)
 
     def operand(self, node: Node, setting: Setting) -> Operand:
         """A value's dtype, shape and strides in the reference and in ``setting``."""

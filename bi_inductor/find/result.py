@@ -70,6 +70,26 @@ class FoundNode:
     place: tuple[int, ...]
     values: tuple[Any, Any]
 
+    def facts(self) -> list[tuple[str, str]]:
+        """What a report says of it: name and text."""
+        kernels = " | ".join(dict.fromkeys(self.kernels)) if any(self.kernels) else ""
+        place = f"[{', '.join(map(str, self.place))}]"
+        return [
+            ("op", self.op),
+            ("line", self.line),
+            ("module", self.module),
+            *([("kernel", kernels)] if kernels else []),
+            *((operand.name, str(operand)) for operand in self.operands),
+            ("result", str(self.output)),
+            (
+                "bits",
+                f"{self.elements_different} of {self.elements} elements differ, in {self.rows_different} of {self.rows} shared rows, "
+                f"by up to {ulp_text(self.max_ulp)} ulp",
+            ),
+            ("first", f"at {place}: {self.values[0]!r} | {self.values[1]!r}"),
+            ("cause", self.cause),
+        ]
+
 
 @dataclass(frozen=True)
 class TableRow:
@@ -81,6 +101,7 @@ class TableRow:
         elements_different: how many elements differ.
         effect: "differs by itself", "amplifies", "passes on", "reduces" or "hides"; empty where it is not known.
         is_output: whether the model returns it.
+        position: of the op among the calls of the graph, from 1.
     """
 
     node: str
@@ -91,6 +112,7 @@ class TableRow:
     elements_different: int
     effect: str
     is_output: bool
+    position: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,14 @@ class VariantRow:
     first: str | None
     differing: int
     way: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        text = "same bits"
+        if self.first is not None:
+            text = f"differs from {self.first} on, at {self.differing} values" if self.differing else f"differs at {self.first}"
+        return f"{text}, {self.way}" if self.way else text
 
 
 @dataclass(frozen=True)
@@ -148,18 +178,25 @@ class FindResult:
     def __str__(self) -> str:
         return self.text()
 
+    @property
+    def verdict(self) -> str:
+        """The first line of the report."""
+        if self.node is None:
+            return f"{self.backend}: batch-invariant, the same bits at all {self.compared} compared values of {self.nodes} nodes"
+        return f"{self.backend}: not batch-invariant, first at {self.node.name} (node {self.node.position} of {self.node.nodes})"
+
+    @property
+    def compared_with(self) -> str:
+        """The heading above the variants."""
+        return f"compared with the {self.reference}" if not self.reference.startswith("sample") else f"compared with {self.reference}"
+
     def text(self) -> str:
         """The report in plain text."""
-        if self.node is None:
-            lines = [f"{self.backend}: batch-invariant, the same bits at all {self.compared} compared values of {self.nodes} nodes"]
-        else:
-            lines = [f"{self.backend}: not batch-invariant, first at {self.node.name} (node {self.node.position} of {self.node.nodes})"]
-            lines += _node_lines(self.node)
-        lines += [
-            "",
-            f"compared with the {self.reference}:" if not self.reference.startswith("sample") else f"compared with {self.reference}:",
-        ]
-        lines += _columns([[f"  {row.name}", _verdict(row)] for row in self.variants])
+        lines = [self.verdict]
+        if self.node is not None:
+            lines += _columns([[f"  {name}", value] for name, value in self.node.facts()])
+        lines += ["", f"{self.compared_with}:"]
+        lines += _columns([[f"  {row.name}", row.verdict] for row in self.variants])
         if self.table:
             lines += ["", f"along the graph ({self.variant}):", *self._table_lines()]
         return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
@@ -184,6 +221,13 @@ class FindResult:
         """All attributes as JSON; numbers that JSON lacks (infinity, NaN) are strings."""
         fields = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.name != "reproduce"}
         return json.dumps({"invariant": self.invariant, **_plain(fields)}, indent=2)
+
+    def html(self, path: str | Path) -> None:
+        """Writes the report as one HTML page that loads nothing: the node, the variants, a plot of ulp along the graph, every row of the
+        table with a search."""
+        from ..reports.find_page import render_find
+
+        Path(path).write_text(render_find(self), encoding="utf-8")
 
     def write_reproduction(self, path: str | Path) -> tuple[Path, Path]:
         """Writes a script that shows the difference by itself, and its tensors beside it.
@@ -225,34 +269,6 @@ def _bar(ulp: float | None) -> str:
     if ulp is None:
         return ""
     return "#" * 32 if math.isinf(ulp) else "#" * (1 + int(math.log2(max(ulp, 1)) // 2))
-
-
-def _verdict(row: VariantRow) -> str:
-    text = "same bits"
-    if row.first is not None:
-        text = f"differs from {row.first} on, at {row.differing} values" if row.differing else f"differs at {row.first}"
-    return f"{text}, {row.way}" if row.way else text
-
-
-def _node_lines(node: FoundNode) -> list[str]:
-    kernels = " | ".join(dict.fromkeys(node.kernels)) if any(node.kernels) else ""
-    place = f"[{', '.join(map(str, node.place))}]"
-    rows = [
-        ["  op", node.op],
-        ["  line", node.line],
-        ["  module", node.module],
-        *([["  kernel", kernels]] if kernels else []),
-        *([f"  {operand.name}", str(operand)] for operand in node.operands),
-        ["  result", str(node.output)],
-        [
-            "  bits",
-            f"{node.elements_different} of {node.elements} elements differ, in {node.rows_different} of {node.rows} shared rows, "
-            f"by up to {ulp_text(node.max_ulp)} ulp",
-        ],
-        ["  first", f"at {place}: {node.values[0]!r} | {node.values[1]!r}"],
-        ["  cause", node.cause],
-    ]
-    return _columns(rows)
 
 
 def _columns(rows: list[list[str]], right: set[int] | None = None) -> list[str]:

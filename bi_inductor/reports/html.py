@@ -111,12 +111,17 @@ def _near_changes(section: DiffSection) -> Iterator[list[Any]]:
 
 
 def _page(data: dict[str, Any]) -> str:
+    return fill_page("report.html.jinja", data, title=data["title"], verdict=data["verdict"])
+
+
+def fill_page(name: str, data: dict[str, Any], **values: Any) -> str:
+    """A template of this folder with ``data`` as the JSON that its script reads; ``values`` are escaped."""
     from jinja2 import Environment, StrictUndefined
 
-    template = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
+    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
     # Inside a script element nothing ends it but "</": no text of a model can.
     escaped = json.dumps(data, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         escaped = escaped.replace(character, f"\\u{ord(character):04x}")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(template).render(title=data["title"], verdict=data["verdict"], data=escaped)
+    return environment.from_string(template).render(**values, data=escaped)
