@@ -11,7 +11,7 @@ class GradientAccumulator:
     """Adds the gradients of micro-batches so that parameters get the bits that one batch gives them.
 
     For functions compiled with ``options={"sample_gradients": True}``, whose gradients are sums over samples in a fixed tree
-    (docs/numerics.md section 12). PyTorch adds micro-batches one after the other, which is another order::
+    (docs/numerics.md section 13). PyTorch adds micro-batches one after the other, which is another order::
 
         accumulator = bi_inductor.GradientAccumulator(model.parameters(), samples=2)
         for ids, labels in micro_batches:
@@ -19,6 +19,7 @@ class GradientAccumulator:
             accumulator.collect()
         accumulator.write()
         optimizer.step()
+        optimizer.zero_grad()
 
     Gradients of as many micro-batches as the number of bits of their number are kept at a time: four for fifteen of them.
 

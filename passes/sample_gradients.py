@@ -3,7 +3,7 @@
 In the joint graph, forward and backward together, a node that sums over the batch on its way to the gradient of a parameter is computed
 for each sample alone, with the op and the order that a batch of that sample has. What follows until the gradient itself (casts,
 transposes, the sum of the gradients of a parameter that is used twice) stays one value a sample, [samples, ...]. The last step is
-``bi_inductor.sample_sum``, a tree over the samples (docs/numerics.md section 12).
+``bi_inductor.sample_sum``, a tree over the samples (docs/numerics.md section 13).
 
 An op for which this is not known raises. Gradients of inputs that hold samples are left as they are.
 
@@ -115,8 +115,10 @@ class _SampleGradients:
                 raise self._refused(node, "it combines a sum over the samples with a gradient that is none")
             self._record(node, AFTERWARDS, ELEMENTWISE)
         elif not self.layout.holds_samples(node) and any(self.layout.holds_samples(source) for source in sources):
-            if any(source in self.layout.unordered for source in sources):
-                raise self._refused(node, "it sums values that are no longer in the order of the samples")
+            for source in sources:
+                if source in self.layout.unordered:
+                    cause = describe(self.layout.unordered[source]).strip()
+                    raise self._refused(node, f"it sums values that may no longer be in the order of the samples since\n  {cause}")
             self._record(node, SUMS, frozenset())
 
     def _record(self, node: Node, rules: dict[str, Callable[..., Node | None]], elementwise: frozenset[str] | set[str]) -> None:
@@ -130,7 +132,7 @@ class _SampleGradients:
     @staticmethod
     def _refused(node: Node, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(
-            f"option 'sample_gradients' cannot make the gradient that this op is part of a sum over samples: {why}:\n{describe(node)}\n"
+            f"option 'sample_gradients' cannot make the gradient that this op is part of a sum over samples:\n{describe(node)}\n{why}.\n"
             "Leave the option out, or keep this part of the model out of the compiled region (torch.compiler.disable)."
         )
 
@@ -356,7 +358,7 @@ AFTERWARDS: dict[str, Callable[..., Node | None]] = {
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),
     "aten.permute": _permute,
     "aten.expand": _expand,
-    **dict.fromkeys(("aten.unsqueeze", "aten.squeeze", "aten.slice", "aten.select"), _at_dim),
+    **dict.fromkeys(("aten.unsqueeze", "aten.squeeze", "aten.slice", "aten.select", "prims.rev"), _at_dim),
     "aten.sum": _later_sum,
     "bi_inductor.sum": _later_sum,
     "aten.cat": _cat,

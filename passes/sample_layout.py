@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from bi_inductor.passes.layout import Layout, Symbols, layouts
 from bi_inductor.passes.op_classes import ELEMENTWISE, op_name
@@ -31,13 +32,17 @@ PLACES_KEPT = _names(
 ) | _names("prims", "broadcast_in_dim iota")
 
 # Read along the dims that their argument ``dim`` or ``dims`` names, all when it is missing or empty.
-ALONG_DIM = _names(
-    "aten",
-    """
-    all amax amin any argmax argmin cat cumprod cumsum gather index_add index_select logcumsumexp max mean min prod scatter
-    scatter_add scatter_reduce select select_scatter slice slice_scatter sort std sum topk unbind var var_mean _log_softmax _softmax
+ALONG_DIM = (
+    _names(
+        "aten",
+        """
+    all amax amin any argmax argmin cat cumprod cumsum gather index_add logcumsumexp max mean min prod scatter
+    scatter_add scatter_reduce select slice slice_scatter sort split split_with_sizes std sum topk unbind var var_mean _log_softmax _softmax
     """,
-) | _names("bi_inductor", "cumprod cumsum log_softmax logcumsumexp mean prod scatter softmax std sum var")
+    )
+    | _names("prims", "rev")
+    | _names("bi_inductor", "cumprod cumsum log_softmax logcumsumexp mean prod scatter softmax std sum var")
+)
 
 MATMULS = {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "bi_inductor.matmul"}
 NORMS = {"bi_inductor.layer_norm", "bi_inductor.layer_norm_statistics", "bi_inductor.rms_norm", "bi_inductor.rms_norm_statistics"}
@@ -56,10 +61,14 @@ class SampleLayout:
     def __init__(self, graph: Graph, batch: Any) -> None:
         others = {symbol for node in graph.nodes for size in _sizes(node) for symbol in size.node.expr.free_symbols} - {batch}
         self.layouts = layouts(graph, Symbols(frozenset([batch]), frozenset(others)))
-        self.unordered: set[Node] = set()
+        # The values that may no longer be in the order of the samples, each with the node that may have changed it.
+        self.unordered: dict[Node, Node] = {}
         for node in graph.nodes:
-            if node.op == "call_function" and self._loses_order(node):
-                self.unordered.add(node)
+            has_values = isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
+            if node.op == "call_function" and has_values:
+                before = next((self.unordered[source] for source in node.all_input_nodes if source in self.unordered), None)
+                if before is not None or self._loses_order(node):
+                    self.unordered[node] = before or node
 
     def of(self, node: Node) -> Layout | None:
         """The layout of a tensor; None where it is unknown."""
@@ -86,8 +95,6 @@ class SampleLayout:
         return [] if layout is None else [i for i, factors in enumerate(layout.dims) if any(factor.batches for factor in factors)]
 
     def _loses_order(self, node: Node) -> bool:
-        if any(source in self.unordered for source in node.all_input_nodes):
-            return True
         read = dims_read(node)
         for source in node.all_input_nodes:
             if not isinstance(source.meta.get("val"), (torch.Tensor, tuple, list)) or not self.holds_samples(source):
@@ -117,6 +124,10 @@ def dims_read(node: Node) -> list[tuple[Node, list[int]]] | None:
     if name in MATMULS:
         a, b = tensors[-2:] if name in ("aten.addmm", "aten.baddbmm") else tensors[:2]
         return [(a, [rank[a] - 1]), (b, [rank[b] - 2])]
+    if name == "aten.slice" and _same_shape(node.meta["val"], tensors[0].meta["val"]):
+        return []  # x[:, 1:] slices the first dim too, as a whole
+    if name in ("aten.index_select", "aten.select_scatter"):
+        return [(tensors[0], named_dims(node, rank[tensors[0]]))]
     if name in ALONG_DIM:
         return [(source, named_dims(node, rank[source])) for source in tensors]
     if name in NORMS or name == "aten.native_layer_norm":
@@ -131,12 +142,26 @@ def dims_read(node: Node) -> list[tuple[Node, list[int]]] | None:
     if name == "aten.embedding_dense_backward":
         return [(tensors[0], list(range(rank[tensors[0]] - 1))), (tensors[1], list(range(rank[tensors[1]])))]
     if name in ("aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"):
-        return [(tensors[0], [i for i, index in enumerate(args[1]) if index is not None])]  # type: ignore[arg-type]  # indices
+        indices: Any = args[1]
+        return [(tensors[0], [i for i, index in enumerate(indices) if index is not None and not _counts(index, tensors[0], i)])]
     if name == "aten.constant_pad_nd":
         pads: Any = args[1]
         widths = [pads[i : i + 2] for i in range(0, len(pads), 2)]
         return [(tensors[0], [rank[tensors[0]] - 1 - i for i, width in enumerate(widths) if any(side != 0 for side in width)])]
     return None
+
+
+def _counts(index: Node, x: Node, dim: int) -> bool:
+    """Whether the index is 0, 1, 2, ... up to the size of ``dim`` of ``x``, along one dim of its own: it leaves the order as it is."""
+    while op_name(index.target) in PLACES_KEPT and index.target is not torch.ops.prims.iota.default and index.all_input_nodes:
+        (index, *_) = index.all_input_nodes
+    if index.target is not torch.ops.prims.iota.default or index.kwargs.get("start") != 0 or index.kwargs.get("step") != 1:
+        return False
+    return statically_known_true(index.meta["val"].shape[0] == x.meta["val"].shape[dim])
+
+
+def _same_shape(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return all(statically_known_true(a == b) for a, b in zip(x.shape, y.shape, strict=True))
 
 
 def named_dims(node: Node, rank: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""``bi_inductor::sample_sum``: gradients of single samples, summed in a tree over the samples (docs/numerics.md section 12)."""
+"""``bi_inductor::sample_sum``: gradients of single samples, summed in a tree over the samples (docs/numerics.md section 13)."""
 
 from __future__ import annotations
 

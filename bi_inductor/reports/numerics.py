@@ -64,7 +64,7 @@ NUMERICS: dict[str, Numerics] = {
     ),
     "embedding_backward": Numerics(9, "is that sum from `+0` over the positions `i` with `index[i] == v`", "embedding_backward"),
     "scatter": Numerics(9, "one chain over the elements `x` of `src` that go there, in ascending position along the dim", "scatter"),
-    "sample_sum": Numerics(12, "the sum of `2^k` samples that start at a multiple of `2^k` is the sum of its two halves", "sample_sum"),
+    "sample_sum": Numerics(13, "the sum of `2^k` samples that start at a multiple of `2^k` is the sum of its two halves", "sample_sum"),
 }
 
 # Operators that run torch's kernel have the name of the op of torch that they stand for.

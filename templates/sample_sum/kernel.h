@@ -2,7 +2,7 @@
 //
 // Numerics: neighbours are added, then neighbouring pairs, and so on: the sum of 2^k samples that start at a multiple of 2^k is the sum of
 // its halves. What is left when samples is no power of two is added from the last and smallest part on. Every addition is rounded to T.
-// docs/numerics.md section 12.
+// docs/numerics.md section 13.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-"""The kernel of the sum over samples: its parameters, and how operands become arguments (docs/numerics.md section 12)."""
+"""The kernel of the sum over samples: its parameters, and how operands become arguments (docs/numerics.md section 13)."""
 
 from __future__ import annotations
 

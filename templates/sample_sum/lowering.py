@@ -1,4 +1,4 @@
-"""Lowering of the sum over samples. Numerics: a tree over the samples in their order, every sum rounded (docs/numerics.md section 12)."""
+"""Lowering of the sum over samples. Numerics: a tree over the samples in their order, every sum rounded (docs/numerics.md section 13)."""
 
 from __future__ import annotations
 

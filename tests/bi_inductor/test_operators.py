@@ -60,6 +60,8 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
         return [(t(3, 4, 5), [1]), (t(3, 4), [], True), (t(3, 4, 5), [-1, 0], True), (t(), []), (t(0, 4), [1]), (t(3, 0), [1])]
     if name in ("var", "std"):
         return [(t(3, 4, 5), [1]), (t(3, 4), [], True, 0.0), (t(3, 4, 5), [0, 2], False, 2.0), (t(0, 4), [1])]
+    if name == "sample_sum":
+        return [(t(5, 3, 4),), (t(1, 4),), (t(4),), (t(0, 4),), (t(3, 0),)]
     if name == "grouped_matmul":
         ends = torch.tensor([1, 1, 4])
         return [(t(4, 5), t(3, 5, 6, seed=1), ends), (t(3, 6, 5), t(5, 4, seed=1), ends.int()), (t(6, 4), t(4, 5, seed=1), ends)]

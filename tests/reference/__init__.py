@@ -30,6 +30,7 @@ __all__ = [
     "matmul",
     "reduce",
     "rms_norm",
+    "sample_sum",
     "scatter",
     "softmax",
 ]
@@ -281,6 +282,14 @@ def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, r
     sizes = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]), src.shape[dim])
     call("scatter", accumulation, (*operands, *sizes, _SCATTERS.index(reduce), int(include_self)))
     return out.to(x.dtype)
+
+
+def sample_sum(x: torch.Tensor) -> torch.Tensor:
+    """Section 12: the sum [...] of ``x`` [samples, ...], at least one sample. Tensors are added as torch adds two of them: one rounding."""
+    if len(x) == 1:
+        return x[0]
+    whole = 1 << (len(x) - 1).bit_length() - 1
+    return sample_sum(x[:whole]) + sample_sum(x[whole:])
 
 
 def _wrap(dim: int, rank: int) -> int:
