@@ -17,8 +17,8 @@ from bi_inductor.passes.mixing.call import Call, Finding, Sizes
 from bi_inductor.passes.mixing.inputs import GraphInput
 from bi_inductor.passes.mixing.registry import RULES
 from bi_inductor.passes.mixing.report import chain_of
-from bi_inductor.passes.mixing.states import Affine, Factor, Order, Samples, State, States, Step, Whole, canonical, covers, plain
-from bi_inductor.passes.op_classes import ELEMENTWISE, RANDOM, op_name
+from bi_inductor.passes.mixing.states import Affine, Factor, Order, Samples, State, States, Step, Whole, canonical, covers, plain, size_of
+from bi_inductor.passes.op_classes import ELEMENTWISE, RANDOM, OpClass, classify, op_name
 
 # Their results depend on no operand's values.
 FRESH = frozenset(
@@ -170,8 +170,10 @@ class Analysis:
             elif node.meta.get("val") is None or not any(isinstance(v, torch.Tensor) for v in call.results):
                 return self._scalar(call, samples)
             else:
-                call.mixes("may combine samples: bi_inductor has no rule for it", samples[0], certain=False)
-                return None
+                # Somebody's custom op has a warning of its own.
+                if classify(op, [], False) is not OpClass.OPAQUE:
+                    call.mixes("may combine samples: bi_inductor has no rule for it", samples[0], certain=False)
+                found = _dims_in_place
         return self._settled(node, found(call))
 
     def _scalar(self, call: Call, samples: list[Samples]) -> States:
@@ -282,6 +284,19 @@ class Analysis:
     def _report(self, node: Node, why: str, step: Step | None, certain: bool) -> None:
         if node not in self.findings:
             self.findings[node] = Finding(node, why, chain_of(step, self.names), certain)
+
+
+def _dims_in_place(call: Call) -> States:
+    """A guess for what follows an op without a rule: samples stay where they are in results of the same size there."""
+    state = next(s for x in call.tensors() if (s := call.samples(x)) is not None)
+    outputs: list[State] = []
+    for i in range(len(call.results)):
+        shape = call.out_shape(i)
+        fits = all(d < len(shape) and shape[d] == size_of(state.dims[d]) for d in state.sample_dims)
+        outputs.append(
+            call.made(state, [state.dims[d] if d in state.sample_dims else plain(n) for d, n in enumerate(shape)]) if fits else None
+        )
+    return outputs if isinstance(call.node.meta.get("val"), (tuple, list)) else outputs[0]
 
 
 def _flat(value: Any) -> list[Any]:

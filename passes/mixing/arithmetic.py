@@ -11,7 +11,7 @@ from torch.fx import Node
 from bi_inductor.operators.one_sample import RANKS
 from bi_inductor.passes.mixing.call import Call, join, padded
 from bi_inductor.passes.mixing.registry import RULES, Rule, rule
-from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Samples, State, States, Target, plain
+from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Samples, State, States, Target, plain, size_of
 
 
 def names_of(dims: Sequence[int]) -> str:
@@ -92,20 +92,13 @@ def _division(call: Call) -> States:
             kept = number
     else:
         # Drops outer factors of the same sample.
-        while factors and _product(factors) > number and not factors[0].stride and _product(factors[1:]) >= number:
+        while factors and size_of(factors) > number and not factors[0].stride and size_of(factors[1:]) >= number:
             factors.pop(0)
-        kept = number if _product(factors) == number and name in ("remainder", "fmod") else 0
+        kept = number if size_of(factors) == number and name in ("remainder", "fmod") else 0
     if kept != number:
         return result
     target = Target(tuple(factors), state.target.order, state.target.offset, False)
     return call.made(result, result.dims, target=target)
-
-
-def _product(factors: Sequence[Factor]) -> int:
-    number = 1
-    for factor in factors:
-        number *= factor.size
-    return number
 
 
 # Copies values: positions stay positions.
@@ -208,7 +201,7 @@ rule("softmax log_softmax cumsum cumprod logcumsumexp", "bi_inductor")(along())
 rule("renorm")(along())
 
 
-def _matrix_product(call: Call, a: Any, b: Any, bias: Any = None) -> States:
+def _matrixsize_of(call: Call, a: Any, b: Any, bias: Any = None) -> States:
     """[..., n, k] times [..., k, m]; ``bias`` broadcasts to the result."""
     rank = len(call.out_shape())
     entries: list[tuple[Samples, Sequence[Dim]]] = []
@@ -233,22 +226,22 @@ def _matrix_product(call: Call, a: Any, b: Any, bias: Any = None) -> States:
 
 @rule("mm bmm _int_mm")
 def _mm(call: Call) -> States:
-    return _matrix_product(call, *call.positional[:2])
+    return _matrixsize_of(call, *call.positional[:2])
 
 
 @rule("addmm baddbmm")
 def _addmm(call: Call) -> States:
     bias, a, b = call.positional[:3]
-    return _matrix_product(call, a, b, bias)
+    return _matrixsize_of(call, a, b, bias)
 
 
 @rule("matmul", "bi_inductor")
 def _matmul(call: Call) -> States:
-    return _matrix_product(call, call.get("a"), call.get("b"), call.get("bias"))
+    return _matrixsize_of(call, call.get("a"), call.get("b"), call.get("bias"))
 
 
 @rule("mv dot vdot")
-def _vector_product(call: Call) -> States:
+def _vectorsize_of(call: Call) -> States:
     entries: list[tuple[Samples, Sequence[Dim]]] = []
     for x in call.positional[:2]:
         state = call.samples(x)

@@ -13,14 +13,7 @@ from torch.fx import Node
 
 from bi_inductor.passes.mixing.call import Call, join, padded
 from bi_inductor.passes.mixing.registry import rule
-from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Order, Samples, States, Target, Whole, canonical, plain
-
-
-def _size(dim: Sequence[Factor]) -> int:
-    size = 1
-    for factor in dim:
-        size *= factor.size
-    return size
+from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Order, Samples, States, Target, Whole, canonical, plain, size_of
 
 
 def _composed(dim: Dim, index: Affine) -> tuple[tuple[Dim, ...], int] | None:
@@ -208,7 +201,7 @@ def _gather(call: Call) -> States:
         elif dims:
             dims[dim] = ()
             for d, size in enumerate(call.out_shape()):
-                if d != dim and any(f.stride for f in dims[d]) and _size(dims[d]) != size:
+                if d != dim and any(f.stride for f in dims[d]) and size_of(dims[d]) != size:
                     # Fewer rows of the index than of the operand: the first ones.
                     if len(dims[d]) != 1:
                         call.mixes(f"takes a part of dim {d}, which holds the samples", state)
@@ -474,7 +467,7 @@ def _scatter(call: Call) -> States:
     elif dims:
         dims[dim] = ()
     for d, size in enumerate(shape):
-        if d != dim and any(f.stride for f in dims[d]) and _size(dims[d]) != size:
+        if d != dim and any(f.stride for f in dims[d]) and size_of(dims[d]) != size:
             call.mixes("may combine samples: scatters to a part of them", written, certain=False)
             return None
     new = call.made(written, [f if any(g.stride for g in f) else plain(size) for f, size in zip(dims, shape, strict=True)], order, offset)

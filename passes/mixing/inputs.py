@@ -128,8 +128,8 @@ def _sample_dims(candidates: list[_Candidate], batch_dim: BatchDims) -> dict[int
 
 
 def _names(given: str, name: str) -> bool:
-    """Whether an option's name means this input: "cache" means "cache.keys[0]" too."""
-    return name == given or (name.startswith(given) and name[len(given)] in ".[")
+    """Whether an option's name means this input: "cache" means "cache.keys[0]" too, "mask" the "inputs['mask']" of ``**inputs``."""
+    return name == given or name.endswith(f"['{given}']") or (name.startswith(given) and name[len(given)] in ".[")
 
 
 def _by_symbol(candidates: list[_Candidate], given: list[Any]) -> dict[int, int] | None:

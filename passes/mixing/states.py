@@ -11,6 +11,7 @@ the same size as the batch is never taken for it: sizes serve only to tell where
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -160,6 +161,11 @@ def covers(dims: Iterable[Dim], order: Order, offset: int) -> bool:
             return False
         expected *= factor.size
     return order.node is None and not offset and expected == order.size
+
+
+def size_of(dim: Iterable[Factor]) -> int:
+    """The number of places along a dim."""
+    return math.prod(factor.size for factor in dim)
 
 
 def plain(size: int) -> Dim:
