@@ -40,7 +40,8 @@ class Rewriter:
         assert self.fake_mode is not None, f"{self.node.format_node()} has no fake value"
         with self.graph.inserting_before(self.node), self.fake_mode:
             new = self.graph.call_function(op, args, kwargs)
-            new.meta["val"] = op(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
+            values, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+            new.meta["val"] = op(*values, **named)
         new.meta.update({key: self.node.meta[key] for key in INHERITED_META if key in self.node.meta})
         self.emitted.append(new)
         return new

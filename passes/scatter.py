@@ -59,9 +59,11 @@ def _scatter_reduce(
 def _index_reduce(
     rewriter: Rewriter, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
 ) -> Node | None:
-    if x.meta["val"].dtype not in DTYPES or not x.meta["val"].dim():
+    if x.meta["val"].dtype not in DTYPES:
         return None
-    return rewriter.emit(ops.scatter.default, x, dim, index, source, REDUCE_NAMES.get(reduce, reduce), include_self)
+    rows, index, source = (_with_a_dim(rewriter, t) for t in (x, index, source))
+    reduced = rewriter.emit(ops.scatter.default, rows, dim, index, source, REDUCE_NAMES.get(reduce, reduce), include_self)
+    return reduced if rows is x else rewriter.emit(aten.squeeze.dim, reduced, 0)
 
 
 def _filled(rewriter: Rewriter, x: Node, index: Node, value: Any) -> Node:

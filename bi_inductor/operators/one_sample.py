@@ -20,6 +20,8 @@ from bi_inductor.settings import thread_count
 aten = torch.ops.aten
 
 MATRIX, VECTOR, NUMBER = 2, 1, 0
+# Of a batch of volumes [n, channels, depth, height, width] or grids [n, depth, height, width, 3].
+VOLUMES = 4
 
 
 class Ranks(NamedTuple):
@@ -52,7 +54,13 @@ RANKS: dict[Any, Ranks] = {
     aten.linalg_householder_product.default: Ranks((MATRIX, VECTOR), (MATRIX,)),
     aten.cholesky_solve.default: Ranks((MATRIX, MATRIX), (MATRIX,)),
     aten.cholesky_inverse.default: Ranks((MATRIX,), (MATRIX,)),
+    aten.cholesky.default: Ranks((MATRIX,), (MATRIX,)),
+    aten.ormqr.default: Ranks((MATRIX, VECTOR, MATRIX), (MATRIX,)),
+    aten.grid_sampler_3d.default: Ranks((VOLUMES, VOLUMES), (VOLUMES,)),
 }
+
+# These ask for a batch dim: they get one of one sample.
+WITH_BATCH_DIM = (aten.grid_sampler_3d.default,)
 
 # Their dims are named by the second argument.
 TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
@@ -68,21 +76,27 @@ class _Layout(NamedTuple):
 
 def _empty_results(op: Any, arguments: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
     """The results of ``op`` without values, laid out as torch's own."""
-    flat = tuple(_Layout(a.shape, a.stride(), a.dtype) if isinstance(a, torch.Tensor) else _hashable(a) for a in arguments)
-    layouts = _result_layouts(op, flat, tuple(sorted((key, _hashable(value)) for key, value in named.items())))
+    layouts = _result_layouts(op, tuple(map(_hashable, arguments)), tuple((key, _hashable(named[key])) for key in sorted(named)))
     return [torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype) for layout in layouts]
 
 
 def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Layout(value.shape, value.stride(), value.dtype)
     return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=512)
 def _result_layouts(op: Any, arguments: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> list[_Layout]:
     with FakeTensorMode():
-        fakes = [torch.empty_strided(a.shape, a.stride, dtype=a.dtype) if isinstance(a, _Layout) else a for a in arguments]
-        fakes = [list(a) if isinstance(a, tuple) else a for a in fakes]
-        return [_Layout(result.shape, result.stride(), result.dtype) for result in _as_list(op(*fakes, **dict(named)))]
+        results = op(*map(_without_values, arguments), **{key: _without_values(value) for key, value in named})
+        return [_Layout(result.shape, result.stride(), result.dtype) for result in _as_list(results)]
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, _Layout):
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _as_list(results: Any) -> list[torch.Tensor]:
@@ -114,10 +128,12 @@ def _each_sample(op: Any, *arguments: Any, **named: Any) -> Any:
     with thread_count(1):
         for place in itertools.product(*map(range, batch)):
             samples = [_sample(x, rank, place) for x, rank in zip(operands, ranks.operands, strict=True)]
+            if op in WITH_BATCH_DIM:
+                samples = [None if sample is None else sample.unsqueeze(0) for sample in samples]
             found = op(*samples[:positional], *rest, **others, **dict(zip(keywords, samples[positional:], strict=True)))
             for out, rank, value in zip(results, ranks.results, _as_list(found), strict=True):
                 if out.numel():
-                    _at(out, rank, place).copy_(value)
+                    _at(out, rank, place).copy_(value.squeeze(0) if op in WITH_BATCH_DIM else value)
     return results[0] if len(results) == 1 else tuple(results)
 
 

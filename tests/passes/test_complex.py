@@ -165,3 +165,11 @@ def test_a_compiled_filter_has_its_bits_in_every_batch() -> None:
     for batch in (slice(0, 1), slice(2, 5)):
         for out, expected in zip(stock(compiled, x[batch].detach().requires_grad_(), weight)[:2], whole, strict=False):
             assert_same_bits(out, expected[batch])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float64], ids=str)
+def test_conversions_keep_the_parts(dtype: torch.dtype) -> None:
+    x = randn(3, 4)
+    for number in (x, torch.complex(x, x.flip(0))):
+        (out,) = ours(lambda number: number.to(dtype), number)
+        assert out.dtype == dtype and torch.equal(out, number.to(dtype))

@@ -150,3 +150,29 @@ def test_one_warning_for_each_op_and_line() -> None:
     assert "aten._fft_r2c" in transform and "aten._fft_c2r(complex64[3, 4, 3])" in back
     assert "aten.linalg_inv_ex(float32[3, 4, 4])" in first and "one sample at a time" in first
     assert warned(allow=("aten.linalg_inv_ex", "aten._fft_c2r")) == [transform]
+
+
+def test_a_tolerance_may_be_a_tensor() -> None:
+    a = randn(3, 4, 3)
+    (out,) = ours(lambda a: torch.pinverse(a, rcond=1e-3), a)
+    torch.testing.assert_close(out, torch.pinverse(a, rcond=1e-3))
+
+
+def test_a_volume_is_sampled_as_if_alone() -> None:
+    x, grid = randn(3, 2, 4, 5, 6), randn(3, 2, 3, 4, 3).tanh()
+
+    def sampled(x: Tensor, grid: Tensor) -> Tensor:
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+    (whole,) = ours(sampled, x, grid)
+    torch.testing.assert_close(whole, sampled(x, grid))
+    assert_same_bits(ours(sampled, x[1:2], grid[1:2])[0], whole[1:2])
+
+
+def test_a_product_with_the_reflectors_of_each_sample() -> None:
+    a, other = randn(3, 5, 5), randn(3, 5, 4, seed=1)
+    reflectors, tau = torch.geqrf(a)
+    (out,) = ours(torch.ormqr, reflectors, tau, other)
+    torch.testing.assert_close(out, torch.ormqr(reflectors, tau, other))
+    (factor,) = ours(torch.cholesky, a @ a.mT + torch.eye(5))
+    torch.testing.assert_close(factor, torch.cholesky(a @ a.mT + torch.eye(5)))

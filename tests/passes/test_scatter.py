@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import bi_inductor
+from tests.passes.eager import ours
 from tests.passes.test_rewrite import f32, rewritten
 from tests.templates.rows import assert_same_bits, randn
 
@@ -292,3 +293,9 @@ def test_compiled_scatters_have_the_bits_of_the_operator_and_bounds() -> None:
         assert_same_bits(fn(x[:rows], index[:rows] % 1, src[:rows])[0], fn(x, index % 1, src)[0][:rows])
     with pytest.raises(RuntimeError, match="out of bounds"):
         fn(x, index + 4, src)
+
+
+def test_index_reduce_of_a_single_number() -> None:
+    x, index, source = torch.tensor(2.0), torch.tensor([0, 0]), torch.tensor([3.0, 5.0])
+    (out,) = ours(lambda x, source: x.index_reduce(0, index, source, "prod"), x, source)
+    assert out.shape == () and out.item() == 30.0
