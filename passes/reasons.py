@@ -8,7 +8,7 @@ from torch.fx import Node
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import called_op
 from bi_inductor.passes.complex_numbers import touches_complex
-from bi_inductor.passes.op_classes import EXACT, STRUCTURE, SUMS, OpClass, op_name
+from bi_inductor.passes.op_classes import EXACT, STRUCTURE, SUMS, OpClass, op_name, why_unsupported
 
 GENERAL: dict[OpClass, str] = {
     OpClass.ELEMENTWISE: "its value follows from that element's operands alone; Inductor's code is pinned to one value",
@@ -49,4 +49,5 @@ def _reason(node: Node, op_class: OpClass) -> str:
             return "a higher-order op that bi_inductor does not look into"
         if touches_complex(node):
             return "arithmetic on complex numbers has no template"
+        return f"{GENERAL[op_class]}: {why_unsupported(name)}"
     return GENERAL[op_class]
