@@ -285,7 +285,7 @@ def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, r
 
 
 def sample_sum(x: torch.Tensor) -> torch.Tensor:
-    """Section 12: the sum [...] of ``x`` [samples, ...], at least one sample. Tensors are added as torch adds two of them: one rounding."""
+    """Section 13: the sum [...] of ``x`` [samples, ...], at least one sample. Tensors are added as torch adds two of them: one rounding."""
     if len(x) == 1:
         return x[0]
     whole = 1 << (len(x) - 1).bit_length() - 1
