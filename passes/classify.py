@@ -13,7 +13,9 @@ from torch.fx import Graph, Node
 import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, RandomOpWarning, SampleMixingError, UnsupportedOpError
 from bi_inductor.options import Options
-from bi_inductor.passes.op_classes import OVERWRITES, SEEDS, OpClass, classify, op_name
+from bi_inductor.passes.op_classes import OpClass, classify, op_name
+from bi_inductor.passes.op_tables.movement import OVERWRITES
+from bi_inductor.passes.op_tables.random import SEEDS
 from bi_inductor.passes.rewriter import rule_of, values_of
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")

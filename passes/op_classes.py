@@ -14,8 +14,8 @@ from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
 from bi_inductor.passes.complex_numbers import COMPLEX_RULES
 from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
 from bi_inductor.passes.op_tables.exact import EXACT, SCATTERS, SUMS
-from bi_inductor.passes.op_tables.movement import CHOICES, MOVEMENT, OVERWRITES
-from bi_inductor.passes.op_tables.random import RANDOM, SEEDS
+from bi_inductor.passes.op_tables.movement import CHOICES, MOVEMENT
+from bi_inductor.passes.op_tables.random import RANDOM
 from bi_inductor.passes.op_tables.unsupported import UNSUPPORTED
 from bi_inductor.templates.library import DTYPES
 

@@ -39,7 +39,8 @@ UNSUPPORTED: dict[str, set[str]] = {
         _compute_linear_combination _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
         batch_norm_update_stats conv_tbc embedding_renorm grid_sampler_3d_backward histogram linalg__powsum
         multi_margin_loss_backward multilabel_margin_loss_backward segment_reduce fractional_max_pool2d_backward
-        fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward max_pool3d_with_indices_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+        fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward max_pool3d_with_indices_backward
+        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_bicubic2d
         upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d_backward
@@ -106,7 +107,8 @@ UNSUPPORTED: dict[str, set[str]] = {
     PRIMITIVES: names(
         "prims",
         """
-        amax amin as_strided_scatter inductor_cvt_e8m0_rceil bessel_i0 bessel_i0e bessel_i1 bessel_i1e cat cbrt clone collapse collapse_view conj conj_physical
+        amax amin as_strided_scatter inductor_cvt_e8m0_rceil bessel_i0 bessel_i0e bessel_i1 bessel_i1e cat cbrt
+        clone collapse collapse_view conj conj_physical
         copy_strided empty empty_permuted erf_inv fft_c2c fft_c2r fft_r2c fill floor full full_like gcd imag isfinite item mul pow
         prepare_softmax_online prod real reshape round shift_left shift_right_arithmetic signbit split_dim squeeze sum transpose trunc
         var view_of_dtype where xor_sum

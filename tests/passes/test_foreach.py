@@ -12,6 +12,7 @@ from bi_inductor.passes.foreach import DECOMPOSITIONS
 from bi_inductor.settings import thread_count
 from tests.templates.rows import differences, randn
 
+
 def operand(kind: str, seed: int) -> Any:
     """A value for an argument of one of the schemas."""
     tensors = [randn(3, 4, seed=seed).sigmoid(), randn(7, seed=seed + 1).sigmoid()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_strokes_are_as_high_as_the_logarithm_of_the_distance() -> None:
     page = render_find(found(600))
     heights = [float(y) for y in re.findall(r"V([\d.]+)", re.findall(r'<path d="([^"]+)" stroke="#d6322b"', page)[0])]
     finite = [y for y in heights if y != min(heights)]
-    steps = [before - after for before, after in zip(finite, finite[1:], strict=False)]
+    steps = [before - after for before, after in itertools.pairwise(finite)]
     # Each is 6 / 600 of 40 doublings more than the one before: equal steps, but for the first few, where one ulp is no doubling.
     assert max(steps[10:40]) - min(steps[10:40]) <= 0.2 and min(steps) > 0
     assert all(0 <= y < HEIGHT for y in heights)
