@@ -39,7 +39,8 @@ UNSUPPORTED: dict[str, set[str]] = {
         _compute_linear_combination _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
         batch_norm_update_stats conv_tbc embedding_renorm grid_sampler_3d_backward histogram linalg__powsum
         multi_margin_loss_backward multilabel_margin_loss_backward segment_reduce fractional_max_pool2d_backward
-        fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward max_pool3d_with_indices_backward
+        fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+        max_pool3d_with_indices_backward
         _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_bicubic2d
