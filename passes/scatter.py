@@ -121,22 +121,18 @@ def _carried(rewriter: Rewriter, x: Node, dim: int, index: Node, src: Node) -> N
 
 @rule(aten.index_put.default)
 def _index_put(rewriter: Rewriter, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False) -> Node | None:
-    """Adding at indices of neighbouring dims: those become one dim, and the index a linear one."""
+    """Adding at indices of neighbouring dims: those become one dim, and the index a linear one. Storing: see ``_stored``."""
     value = x.meta["val"]
     dims = [d for d, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     of_integers = all(not index.meta["val"].dtype.is_floating_point and index.meta["val"].dtype != torch.bool for index in given)
-    if not accumulate or value.dtype not in DTYPES or not of_integers or not dims or dims != list(range(dims[0], dims[-1] + 1)):
+    if not of_integers or not dims:
         return None
-    linear = None
-    for d, index in zip(dims, given, strict=True):
-        size = rewriter.size(x, d)
-        index = rewriter.cast(index, torch.int64)
-        wrapped = rewriter.emit(
-            aten.where.self, rewriter.emit(aten.lt.Scalar, index, 0), rewriter.emit(aten.add.Tensor, index, size), index
-        )
-        linear = wrapped if linear is None else rewriter.emit(aten.add.Tensor, rewriter.emit(aten.mul.Tensor, linear, size), wrapped)
-    assert linear is not None
+    if not accumulate:
+        return _stored(rewriter, x, indices, values)
+    if value.dtype not in DTYPES or dims != list(range(dims[0], dims[-1] + 1)):
+        return None
+    linear = _linear_index(rewriter, x, indices)
     before, after = rewriter.sizes(x)[: dims[0]], rewriter.sizes(x)[dims[-1] + 1 :]
     places, count = rewriter.sizes(linear), _product(linear.meta["val"].shape)
     spread = rewriter.emit(aten.expand.default, rewriter.cast(values, value.dtype), [*before, *places, *after])
@@ -145,6 +141,58 @@ def _index_put(rewriter: Rewriter, x: Node, indices: Sequence[Node | None], valu
     index = rewriter.emit(aten.reshape.default, linear, [count])
     added = rewriter.emit(ops.scatter.default, rows, dims[0], index, src, "sum", True)
     return rewriter.emit(aten.reshape.default, added, rewriter.sizes(x))
+
+
+def _linear_index(rewriter: Rewriter, x: Node, indices: Sequence[Node | None]) -> Node:
+    """The place that the indices name in the flattened dims that they index."""
+    linear = None
+    for d, index in enumerate(indices):
+        if index is None:
+            continue
+        size = rewriter.size(x, d)
+        index = rewriter.cast(index, torch.int64)
+        wrapped = rewriter.emit(
+            aten.where.self, rewriter.emit(aten.lt.Scalar, index, 0), rewriter.emit(aten.add.Tensor, index, size), index
+        )
+        linear = wrapped if linear is None else rewriter.emit(aten.add.Tensor, rewriter.emit(aten.mul.Tensor, linear, size), wrapped)
+    assert linear is not None
+    return linear
+
+
+def _stored(rewriter: Rewriter, x: Node, indices: Sequence[Node | None], values: Node) -> Node | None:
+    """Storing at indices: where several elements go to one place, each of them is replaced by the last, so that no thread can win.
+
+    The values alone are copied, not ``x``: a cache that is written in place still is.
+    """
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    places: Any = torch.broadcast_shapes(*(index.meta["val"].shape for index in indices if index is not None))
+    if all(statically_known_true(size == 1) for size in places) or (len(places) == 1 and _counts_up(indices, places[0])):
+        return None
+    linear = _linear_index(rewriter, x, indices)
+    sizes, device = rewriter.sizes(linear), x.meta["val"].device
+    flat = rewriter.emit(aten.reshape.default, linear, [_product(linear.meta["val"].shape)])
+    counting = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
+    order = rewriter.emit(torch.ops.prims.iota.default, rewriter.size(flat, 0), **counting)
+    # Positions are exact in float64, and the scatter keeps the last one.
+    nowhere = rewriter.emit(aten.full.default, [rewriter.size(x, d) for d in dims], 0.0, dtype=torch.float64, device=device)
+    nowhere = rewriter.emit(aten.reshape.default, nowhere, [_product([x.meta["val"].shape[d] for d in dims])])
+    last = rewriter.emit(ops.scatter.default, nowhere, 0, flat, rewriter.cast(order, torch.float64), "set", True)
+    winner = rewriter.cast(rewriter.emit(aten.gather.default, last, 0, flat), torch.int64)
+    # The dims of the index stand where the indexed dims do when those are neighbours, else in front.
+    neighbours = dims == list(range(dims[0], dims[-1] + 1))
+    before = rewriter.sizes(x)[: dims[0]] if neighbours else []
+    after = rewriter.sizes(x)[dims[-1] + 1 :] if neighbours else [rewriter.size(x, d) for d in range(x.meta["val"].dim()) if d not in dims]
+    spread = rewriter.emit(aten.expand.default, rewriter.cast(values, x.meta["val"].dtype), [*before, *sizes, *after])
+    rows = rewriter.emit(aten.reshape.default, spread, [*before, _product(linear.meta["val"].shape), *after])
+    chosen = rewriter.emit(aten.index.Tensor, rows, [*[None] * len(before), winner])
+    chosen = rewriter.emit(aten.reshape.default, chosen, [*before, *sizes, *after])
+    return rewriter.emit(aten.index_put.default, x, list(indices), chosen, False)
+
+
+def _counts_up(indices: Sequence[Node | None], size: Any) -> bool:
+    """Whether some index counts from place to place, all ``size`` of them, so that no two elements go to one place."""
+    counting = [index for index in indices if index is not None and index.target is torch.ops.prims.iota.default]
+    return any(statically_known_true(index.meta["val"].shape[0] == size) for index in counting)
 
 
 @rule(aten._unsafe_masked_index_put_accumulate.default)

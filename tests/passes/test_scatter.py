@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import bi_inductor
+from bi_inductor.settings import thread_count
 from tests.passes.eager import ours
 from tests.passes.test_rewrite import f32, rewritten
 from tests.templates.rows import assert_same_bits, randn
@@ -296,6 +297,54 @@ def test_compiled_scatters_have_the_bits_of_the_operator_and_bounds() -> None:
 
 
 def test_index_reduce_of_a_single_number() -> None:
-    x, index, source = torch.tensor(2.0), torch.tensor([0, 0]), torch.tensor([3.0, 5.0])
-    (out,) = ours(lambda x, source: x.index_reduce(0, index, source, "prod"), x, source)
+    operands = torch.tensor(2.0), torch.tensor([0, 0]), torch.tensor([3.0, 5.0])
+    (out,) = ours(lambda x, index, source: x.index_reduce(0, index, source, "prod"), *operands)
     assert out.shape == () and out.item() == 30.0
+
+
+# Arguments of index_put: of the indices i and j, the dims of x that they index, and the shape of the values.
+STORES = {
+    "rows": (lambda i, j: [i], (7, 5, 4)),
+    "an inner dim": (lambda i, j: [None, j], (6, 7, 4)),
+    "neighbours": (lambda i, j: [i, j], (7, 4)),
+    "apart": (lambda i, j: [i, None, j], (7, 5)),
+    "two index dims": (lambda i, j: [i.unsqueeze(1), j[:4].unsqueeze(0)], (7, 4, 4)),
+    "one number": (lambda i, j: [i], ()),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_last_of_several_elements_for_one_place_is_stored(name: str) -> None:
+    places, shape = STORES[name]
+
+    def store(x: Tensor, i: Tensor, j: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        put = torch.ops.aten.index_put
+        return put(x, places(i, j), values), put(x.long(), places(i, j), values.long())
+
+    i, j = torch.tensor([1, 4, 1, -2, 1, 0, -6]), torch.tensor([0, 3, 0, 1, 0, 2, 2])
+    operands = torch.zeros(6, 5, 4), i, j, torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    # torch stores one after the other where there are so few.
+    for given, expected in zip(ours(store, *operands), store(*operands), strict=True):
+        assert torch.equal(given, expected)
+
+
+def test_no_thread_wins_where_several_elements_go_to_one_place() -> None:
+    index, values = torch.arange(200_000) % 7, torch.arange(200_000.0)
+
+    def store(x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        return x.index_put((index,), values)
+
+    compiled = torch.compile(store, backend="batch_invariant", dynamic=True)
+    expected = torch.tensor([float(values[index == i][-1]) for i in range(7)])
+    for threads in (1, 2, 4):
+        with thread_count(threads):
+            assert torch.equal(compiled(torch.zeros(7), index, values), expected), threads
+
+
+def test_storing_where_no_two_elements_can_meet_stays_as_it_is() -> None:
+    def store(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        put = torch.ops.aten.index_put
+        return put(x, [None, torch.arange(2)], x[:, :2] + 1), put(x, [at], x[:1])
+
+    text = rewritten(store, f32(3, 4), torch.tensor([1]))
+    assert text.count("aten.index_put") == 2 and "scatter" not in text
