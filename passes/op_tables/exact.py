@@ -9,9 +9,8 @@ EXACT = names(
     """
         _int_mm _is_all_true _is_any_true _unique _unique2 all allclose amax amin aminmax any argmax argmin argsort bucketize
         count_nonzero cummax cummin equal fractional_max_pool2d fractional_max_pool3d gcd hash_tensor histc isin kthvalue max max_pool1d
-        max_pool2d max_pool2d_with_indices max_pool3d_with_indices median min mode nanmedian searchsorted sort topk
-        unique_consecutive unique_dim
-        unique_dim_consecutive
+        max_pool2d max_pool2d_with_indices max_pool3d_with_indices median min mode nanmedian searchsorted sort topk unique_consecutive
+        unique_dim unique_dim_consecutive
         """,
 ) | names("prims", "_low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices")
 

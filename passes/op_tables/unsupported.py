@@ -25,8 +25,8 @@ UNSUPPORTED: dict[str, set[str]] = {
         "aten",
         """
         __lshift__ __rshift__ _add_relu _neg_view_copy hardshrink_backward softshrink_backward igamma igammac _dirichlet_grad
-        _standard_gamma_grad _amp_foreach_non_finite_check_and_unscale _amp_update_scale _conj_copy
-        range logspace fft_fftfreq fft_rfftfreq bartlett_window blackman_window hamming_window kaiser_window
+        _standard_gamma_grad _amp_foreach_non_finite_check_and_unscale _amp_update_scale _conj_copy range logspace fft_fftfreq
+        fft_rfftfreq bartlett_window blackman_window hamming_window kaiser_window
         """,
     )
     | names("prims", "igamma igammac"),
@@ -34,14 +34,12 @@ UNSUPPORTED: dict[str, set[str]] = {
         "aten",
         """
         _ctc_loss _ctc_loss_backward _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
-        _embedding_bag_per_sample_weights_backward _foreach_mm _foreach_powsum _masked_softmax
-        _masked_softmax_backward _pdist_backward _pdist_forward _segment_reduce_backward _trilinear _weight_norm_interface_backward
-        _compute_linear_combination _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
-        batch_norm_update_stats conv_tbc embedding_renorm grid_sampler_3d_backward histogram linalg__powsum
-        multi_margin_loss_backward multilabel_margin_loss_backward segment_reduce fractional_max_pool2d_backward
-        fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-        max_pool3d_with_indices_backward
-        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+        _embedding_bag_per_sample_weights_backward _foreach_mm _foreach_powsum _masked_softmax _masked_softmax_backward _pdist_backward
+        _pdist_forward _segment_reduce_backward _trilinear _weight_norm_interface_backward _compute_linear_combination
+        _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors batch_norm_update_stats conv_tbc embedding_renorm
+        grid_sampler_3d_backward histogram linalg__powsum multi_margin_loss_backward multilabel_margin_loss_backward segment_reduce
+        fractional_max_pool2d_backward fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward
+        replication_pad3d_backward max_pool3d_with_indices_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_bicubic2d
         upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d_backward
@@ -67,12 +65,11 @@ UNSUPPORTED: dict[str, set[str]] = {
     SPARSE: names(
         "aten",
         """
-        _coalesced _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _indices_copy _sparse_addmm
-        _sparse_broadcast_to_copy _sparse_compressed_tensor_with_dims _sparse_sum _spdiags _to_sparse _to_sparse_bsc _to_sparse_bsr
-        _to_sparse_csc _to_sparse_csr _validate_compressed_sparse_indices _values_copy ccol_indices ccol_indices_copy col_indices
-        col_indices_copy copy_sparse_to_sparse crow_indices crow_indices_copy dense_dim indices indices_copy is_coalesced
-        resize_as_sparse row_indices row_indices_copy sparse_compressed_tensor sparse_coo_tensor sparse_dim sparse_resize
-        sparse_resize_and_clear values values_copy
+        _coalesced _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _indices_copy _sparse_addmm _sparse_broadcast_to_copy
+        _sparse_compressed_tensor_with_dims _sparse_sum _spdiags _to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr
+        _validate_compressed_sparse_indices _values_copy ccol_indices ccol_indices_copy col_indices col_indices_copy copy_sparse_to_sparse
+        crow_indices crow_indices_copy dense_dim indices indices_copy is_coalesced resize_as_sparse row_indices row_indices_copy
+        sparse_compressed_tensor sparse_coo_tensor sparse_dim sparse_resize sparse_resize_and_clear values values_copy
         """,
     ),
     NESTED: names(
@@ -90,9 +87,8 @@ UNSUPPORTED: dict[str, set[str]] = {
         _index_put_impl _logcumsumexp _nnpack_spatial_convolution _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable
         _scaled_dot_product_fused_attention_overrideable_backward _slow_conv2d_backward _slow_conv2d_forward _stack
-        _transform_bias_rescale_qkv convolution_backward_overrideable convolution_overrideable grid_sampler_2d_backward
-        mkldnn_convolution slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d
-        to_mkldnn
+        _transform_bias_rescale_qkv convolution_backward_overrideable convolution_overrideable grid_sampler_2d_backward mkldnn_convolution
+        slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d to_mkldnn
         """,
     ),
     SCALARS: names("aten", "_foreach_addcdiv _foreach_addcmul"),
@@ -101,18 +97,17 @@ UNSUPPORTED: dict[str, set[str]] = {
         "aten",
         """
         _foobar _test_autograd_multiple_dispatch _test_autograd_multiple_dispatch_view _test_autograd_multiple_dispatch_view_copy
-        _test_functorch_fallback _test_optional_filled_intlist _test_optional_floatlist _test_optional_intlist
-        _test_parallel_materialize _test_warn_in_autograd
+        _test_functorch_fallback _test_optional_filled_intlist _test_optional_floatlist _test_optional_intlist _test_parallel_materialize
+        _test_warn_in_autograd
         """,
     ),
     PRIMITIVES: names(
         "prims",
         """
-        amax amin as_strided_scatter inductor_cvt_e8m0_rceil bessel_i0 bessel_i0e bessel_i1 bessel_i1e cat cbrt
-        clone collapse collapse_view conj conj_physical
-        copy_strided empty empty_permuted erf_inv fft_c2c fft_c2r fft_r2c fill floor full full_like gcd imag isfinite item mul pow
-        prepare_softmax_online prod real reshape round shift_left shift_right_arithmetic signbit split_dim squeeze sum transpose trunc
-        var view_of_dtype where xor_sum
+        amax amin as_strided_scatter inductor_cvt_e8m0_rceil bessel_i0 bessel_i0e bessel_i1 bessel_i1e cat cbrt clone collapse
+        collapse_view conj conj_physical copy_strided empty empty_permuted erf_inv fft_c2c fft_c2r fft_r2c fill floor full full_like gcd
+        imag isfinite item mul pow prepare_softmax_online prod real reshape round shift_left shift_right_arithmetic signbit split_dim
+        squeeze sum transpose trunc var view_of_dtype where xor_sum
         """,
     )
     | names("inductor", "accumulate_grad_"),
