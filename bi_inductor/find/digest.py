@@ -53,12 +53,14 @@ def row_digests(rows: torch.Tensor) -> torch.Tensor:
 def _digest(rows: torch.Tensor, has_nan: bool) -> torch.Tensor:
     """int64 [rows] of a matrix [rows, width]."""
     weights = _weights(rows.device)
-    digest = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+    digest: torch.Tensor | None = None
     step = CHUNK // rows.element_size()
     for start in range(0, rows.shape[1], step):
         words = _words(rows[:, start : start + step], has_nan)
         words *= weights[: words.shape[1]]
-        digest = digest * _PRIME + words.sum(1)
+        total = words.sum(1)
+        digest = total if digest is None else digest * _PRIME + total
+    assert digest is not None, "a row has at least one element"
     return digest
 
 
@@ -73,5 +75,6 @@ def _words(part: torch.Tensor, has_nan: bool) -> torch.Tensor:
     if words.storage_offset() * size % 8 or words.stride(0) * size % 8:
         words = words.clone(memory_format=torch.contiguous_format)
     words = words.view(torch.int64)
-    # An odd weight leaves a top bit where it is, so two flipped signs would cancel: give it to a lower bit as well.
-    return (words >> 32).add_(words)
+    # An odd weight leaves a top bit where it is, so two flipped signs would cancel: give it to a lower bit as well. (By exclusive or: in
+    # torch an addition of int64 is also a multiplication, by its alpha, and that has no vector instruction.)
+    return (words >> 32).bitwise_xor_(words)
