@@ -18,7 +18,8 @@ from torch.fx import Graph
 
 from ..settings import compiled, thread_count
 from .capture import Captured, is_view
-from .execution import Execution, Measured, compare, layout_of, replace_rows, steps
+from .execution import Execution, compare, layout_of, replace_rows, steps
+from .result import Measured
 from .variants import Samples, Setting
 
 if TYPE_CHECKING:

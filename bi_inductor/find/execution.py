@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -17,6 +18,7 @@ from ..settings import thread_count
 from ..ulp import bits_differ, ulp_distance
 from .capture import Captured, written_arguments
 from .digest import row_digests
+from .result import Measured
 from .variants import Samples, Setting, shared_places
 
 if TYPE_CHECKING:
@@ -138,26 +140,6 @@ def _has_samples(left: Digest, right: Digest, reference: Setting, other: Setting
     return (len(left[0]), len(right[0])) == (reference.extent.batch, other.extent.batch)
 
 
-class Measured(NamedTuple):
-    """How far the shared rows of a value are apart.
-
-    Attributes:
-        rows, rows_different: how many rows were compared, how many of them differ.
-        elements, elements_different: the same for their elements.
-        max_ulp: the largest distance in units in the last place.
-        place: of the first element that differs, in the reference; row first for values that hold samples.
-        values: that element in the reference and in the other variant.
-    """
-
-    rows: int
-    rows_different: int
-    elements: int
-    elements_different: int
-    max_ulp: float
-    place: tuple[int, ...]
-    values: tuple[Any, Any]
-
-
 # Elements compared at a time: what a comparison needs beside the values stays small.
 _BLOCK = 1 << 20
 
@@ -199,7 +181,7 @@ def compare(layout: Layout, left: tuple[Any, Setting], right: tuple[Any, Setting
     if rows.shape != other_rows.shape and left[1].extent[1:] != right[1].extent[1:]:
         return None
     measured = _measure(rows, other_rows, [0], [0])
-    return measured and measured._replace(place=measured.place[1:])
+    return measured and dataclasses.replace(measured, place=measured.place[1:])
 
 
 @dataclass

@@ -16,9 +16,9 @@ from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
 from .capture import Captured, capture
 from .compiled import CompiledPair, differences, run_outputs
-from .execution import Digest, Measured, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
+from .execution import Digest, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
-from .result import FindResult, FoundNode, Operand, TableRow, VariantRow, effect_of
+from .result import FindResult, FoundNode, Measured, Operand, TableRow, VariantRow, effect_of
 from .variants import Samples, Setting, Variant, default_variants, resolve
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class _Search:
             output=self.operand(node, setting),
             kernels=kernels,
             cause=cause,
-            **measured._asdict(),
+            **dataclasses.asdict(measured),
         )
 
     def eager_cause(self, step: Step) -> str:

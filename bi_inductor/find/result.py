@@ -33,24 +33,29 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class FoundNode:
-    """The first node whose bits part.
+class Measured:
+    """How far the shared rows of a value are apart.
 
     Attributes:
-        name: in the captured graph.
-        position, nodes: it is the ``position``-th of ``nodes`` calls (from 1).
-        op: what it calls.
-        module: path and class of the nearest module.
-        line: the user's source line.
-        operands: what it reads.
-        output: what it writes.
-        kernels: the kernels that write it under a compiler, in the reference and the other variant; empty in eager.
-        cause: one sentence.
-        rows, rows_different, elements, elements_different: how many of the shared rows and their elements were compared and differ.
-        max_ulp: largest distance in units in the last place.
-        place: of the first element that differs, row first.
-        values: that element in both variants.
+        rows, rows_different: how many rows were compared, how many of them differ.
+        elements, elements_different: the same for their elements.
+        max_ulp: the largest distance in units in the last place.
+        place: of the first element that differs, in the reference; row first for values that hold samples.
+        values: that element in the reference and in the other variant.
     """
+
+    rows: int
+    rows_different: int
+    elements: int
+    elements_different: int
+    max_ulp: float
+    place: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a node is: the fields of a `FoundNode` before its numbers."""
 
     name: str
     position: int
@@ -62,13 +67,23 @@ class FoundNode:
     output: Operand
     kernels: tuple[str, ...]
     cause: str
-    rows: int
-    rows_different: int
-    elements: int
-    elements_different: int
-    max_ulp: float
-    place: tuple[int, ...]
-    values: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class FoundNode(Measured, _Place):
+    """The first node whose bits part. Its numbers are those of a `Measured`.
+
+    Attributes:
+        name: in the captured graph.
+        position, nodes: it is the ``position``-th of ``nodes`` calls (from 1).
+        op: what it calls.
+        module: path and class of the nearest module.
+        line: the user's source line.
+        operands: what it reads.
+        output: what it writes.
+        kernels: the kernels that write it under a compiler, in the reference and the other variant; empty in eager.
+        cause: one sentence.
+    """
 
     def facts(self) -> list[tuple[str, str]]:
         """What a report says of it: name and text."""

@@ -127,6 +127,8 @@ def test_json_holds_what_the_text_says() -> None:
     assert [row["name"] for row in found["variants"]] == ["sample 0 alone", "sample 2 alone", "samples 2 to 1"]
     assert found["table"][0]["effect"] == "differs by itself"
     assert "reproduce" not in found
+    first, last = ["name", "position", "nodes", "op", "module", "line"], ["elements_different", "max_ulp", "place", "values"]
+    assert list(found["node"])[:6] == first and list(found["node"])[-4:] == last
 
 
 def test_a_planted_fault_among_two_thousand_nodes() -> None:
