@@ -1,7 +1,7 @@
 """Finds where compiled variants part: compiles the graph up to a node, compares what is alive there, and narrows the place down.
 
-A compiled graph has no nodes to look at, so each question is a compile. Positions are tried from the front in growing steps and then by
-halves: the parts that are compiled stay small when the difference starts early.
+A compiled graph has no nodes to look at, so each question is a compile. Positions after ops that are not pointwise are tried first, from
+the front in growing steps and then by halves: the parts that are compiled stay small when the difference starts early.
 """
 
 from __future__ import annotations
@@ -252,15 +252,13 @@ class CompiledPair:
 
     def find(self, at_end: dict[Node, Measured]) -> Parting:
         """The first node at which the variants part, when their outputs ``at_end`` do."""
-        same, differs, step = -1, len(self.units) - 1, _GROWTH
-        found: dict[Node, Measured] = {}
-        while differs - same > 1:
-            grown = same + step
-            position = grown if step and grown < (same + differs) // 2 else (same + differs) // 2
-            if here := self.up_to(position):
-                differs, found, step = position, here, 0
-            else:
-                same, step = position, step * _GROWTH
+        # What is no pointwise op is suspected first: most often a few questions tell which one, and that nothing parts before it.
+        suspects = [index for index, unit in enumerate(self.units[:-1]) if not all(_is_harmless(node) for node in unit)]
+        same, differs, found = self.narrow(suspects, -1, len(self.units) - 1)
+        if differs - same > 1 and not self.up_to(differs - 1):
+            same = differs - 1
+        same, differs, earlier = self.narrow(range(same + 1, differs), same, differs)
+        found = earlier or found
         found = found or self.up_to(differs) or at_end
         node = next((node for node in self.units[differs] if node in found), next(iter(found)))
         # The value as the only output of its graph: the last kernel is the one that writes it.
@@ -269,6 +267,21 @@ class CompiledPair:
         parting.landmarks = self.landmarks(differs)
         parting.compiles = self.compiles
         return parting
+
+    def narrow(self, positions: Sequence[int], same: int, differs: int) -> tuple[int, int, dict[Node, Measured]]:
+        """The last of ``positions`` without a difference, the first with one, and what differs there.
+
+        Without such a position ``same`` or ``differs`` takes its place, the positions before and after them all.
+        """
+        low, high, step = -1, len(positions), _GROWTH
+        found: dict[Node, Measured] = {}
+        while high - low > 1:
+            middle = low + step if step and low + step < (low + high) // 2 else (low + high) // 2
+            if here := self.up_to(positions[middle]):
+                high, found, step = middle, here, 0
+            else:
+                low, step = middle, step * _GROWTH
+        return positions[low] if low >= 0 else same, positions[high] if high < len(positions) else differs, found
 
     def needed_for(self, node: Node) -> list[Node]:
         """The nodes that ``node`` depends on, and itself, in order."""
@@ -320,6 +333,11 @@ class CompiledPair:
         chosen = [*later, *(node for node in self.captured.outputs if node in compared and node not in later)]
         differing, _ = self.compare_outputs(self.whole, chosen)
         return [(node, differing.get(node)) for node in chosen]
+
+
+def _is_harmless(node: Node) -> bool:
+    """Whether an element of the result follows from single elements of the operands, in whatever batch."""
+    return is_view(node) or (isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags)
 
 
 def _units(captured: Captured) -> list[list[Node]]:
