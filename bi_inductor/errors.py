@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,6 +30,10 @@ class CompilerError(BatchInvariantError):
 
 class CaptureError(BatchInvariantError):
     """The model cannot be captured as one graph that runs for every batch."""
+
+
+class DeviceError(BatchInvariantError):
+    """The model uses a GPU that this machine does not have."""
 
 
 class OptionError(ValueError):
@@ -62,6 +70,42 @@ def no_compiler(tried: object) -> CompilerError:
         "backend 'batch_invariant' found no C++ compiler. Install g++ (Debian and Ubuntu: apt-get install g++) or name one in the "
         f"environment variable CXX. Tried: {tried}"
     )
+
+
+@contextlib.contextmanager
+def missing_device_named() -> Iterator[None]:
+    """Turns torch's many errors about a GPU that is not there, raised inside, into one `DeviceError` with the user's line."""
+    try:
+        yield
+    except Exception as error:
+        if (sentence := missing_device(error)) is not None:
+            raise DeviceError(sentence) from error
+        raise
+
+
+def missing_device(error: BaseException) -> str | None:
+    """One sentence when ``error`` is about a GPU that this machine does not have, otherwise None."""
+    import torch
+
+    text = str(error)
+    if torch.cuda.is_available() or not re.search(r"cuda|nvidia", text, re.IGNORECASE):
+        return None
+    return (
+        f"the model uses a CUDA device at {user_line(error)}, and this machine has none; move it to the CPU, or go to a machine with a GPU."
+    )
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line of the traceback that is neither torch's nor ours; the one that Dynamo names where it names one."""
+    from bi_inductor.passes.classify import TORCH_FOLDER
+
+    text = str(error)
+    named = re.findall(r'File ("[^"]+", line \d+)[^\n]*\n\s*([^\n]+)', text.partition("from user code")[2])
+    if named:
+        return f"{named[-1][0]}: {named[-1][1]}"
+    own = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((TORCH_FOLDER, own, "<"))]
+    return f'"{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else "an unknown line"
 
 
 def for_user(error: Exception, caller: FrameType | None) -> Exception | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bi_inductor.errors import missing_device_named
+
 if TYPE_CHECKING:
     from bi_inductor.reports.explanation import Explanation
 
@@ -40,6 +42,7 @@ def explain(
     Raises:
         ValueError: another ``target`` or ``backend``, or a tensor that is not on the CPU.
         TypeError: ``model`` cannot be called.
+        DeviceError: the model uses a GPU that is not there.
         OptionError, UnsupportedVersionError: as a compile would.
 
     What Dynamo compiled before is dropped (``torch._dynamo.reset``). The random state and the module's buffers are left as found.
@@ -52,7 +55,8 @@ def explain(
     if not callable(model):
         raise TypeError(f"model: got {type(model).__name__}; allowed are a module and a function")
     require_cpu(model, inputs, kwargs or {})
-    captured = capture(model, inputs, kwargs, backend=backend, dynamic=dynamic, options=options)
+    with missing_device_named():
+        captured = capture(model, inputs, kwargs, backend=backend, dynamic=dynamic, options=options)
     name = getattr(model, "__qualname__", type(model).__name__)
     return Explanation(name, backend, str(torch.__version__), tuple(captured.graphs), tuple(captured.breaks))
 

@@ -154,7 +154,7 @@ class Function:
             if leaf.value.shape[leaf.dim] != batch_size:
                 raise ValueError(
                     f"{leaf.name} has shape {tuple(leaf.value.shape)}, so its dim {leaf.dim} is not the batch of "
-                    f"{batch_size}; give out_batch_dim, None for an output without samples"
+                    f"{batch_size}; give out_batch_dim, None for an output without samples (or of a shape that depends on values)"
                 )
         return leaves
 

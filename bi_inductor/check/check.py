@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import missing_device_named
 from ..leaves import BatchDim
 from ..settings import backend_name, compiled, thread_count
 from .batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
@@ -122,6 +123,7 @@ def check(
 
     Raises:
         ValueError: an argument does not fit; the message names it, what was given and what is allowed.
+        DeviceError: the function uses a GPU that is not there.
 
     The thread count, the random state and Dynamo's settings are restored; Dynamo's compiled code is dropped
     (`torch._dynamo.reset`) before and after each setting, so other compiled functions compile again when next called.
@@ -169,7 +171,7 @@ def check(
     settings = [(value, count) for value in dynamics for count in thread_counts]
     # Each setting repeats its largest batch.
     report = Progress(progress, source.samples + len(settings) * (len(runs) + 1))
-    with torch.random.fork_rng(devices=gpus):
+    with torch.random.fork_rng(devices=gpus), missing_device_named():
         for setting in settings:
             with thread_count(setting[1]), compiled(fn, backend, setting[0], options, shapes) as call:
                 function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes, report)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import logging
 import operator
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from ..check.batches import Inputs, Run
-from ..errors import CaptureError
+from ..errors import CaptureError, missing_device, user_line
 from ..leaves import Leaf
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
         )
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
+    _check_outputs(graph)
     symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, sequence)
     _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
     for node in list(graph.nodes):
@@ -163,10 +164,23 @@ def _export(
         module, arguments, named = _Function(model), (arguments, named), {}
         specification = (shapes, named_shapes)
     try:
-        with torch.no_grad(), _user_frames():
+        with torch.no_grad(), _user_frames(), _quiet():
             return export(module, arguments, named, dynamic_shapes=specification, strict=False)
     except Exception as error:
         raise _capture_error(error) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """While active, export does not print the graph that it could not finish: the error says in a sentence what stopped it."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -211,10 +225,10 @@ def _no_cuda(line: str) -> CaptureError:
 
 def _capture_error(error: Exception) -> CaptureError:
     """One sentence that says what stopped the capture, where, and what to do."""
-    line = _user_line(error)
+    line = user_line(error)
     text = str(error)
     name = type(error).__name__
-    if "cuda" in text.lower() and not torch.cuda.is_available():
+    if missing_device(error) is not None:
         return _no_cuda(line)
     if name in ("GuardOnDataDependentSymNode", "DataDependentOutputException") or "data-dependent" in text:
         return CaptureError(
@@ -226,15 +240,6 @@ def _capture_error(error: Exception) -> CaptureError:
         f"the model cannot be captured as one graph (a graph break) at {line}: {name}: {first.rstrip('.')}; call find on the parts before "
         "and after it, or write it with torch ops only."
     )
-
-
-def _user_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours."""
-    from ..passes.classify import TORCH_FOLDER
-
-    own = str(Path(__file__).parents[1])
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((TORCH_FOLDER, own, "<"))]
-    return f'"{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else "an unknown line"
 
 
 def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None]) -> Symbols:
@@ -259,6 +264,21 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
                 )
             found.add(size.node.expr)
     return Symbols(frozenset(batch), frozenset(lengths))
+
+
+def _check_outputs(graph: torch.fx.Graph) -> None:
+    """Raises CaptureError for an output as long as the data say, in which a sample has no rows of its own."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    from ..passes.classify import source_line
+
+    for node in graph.output_node().all_input_nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
+            raise CaptureError(
+                f"the shape of an output depends on values at {source_line(node)}, so a sample's rows cannot be told apart in it; call "
+                "find on the part before it, or return a result of a fixed shape, with torch.where or a mask."
+            )
 
 
 def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int, lengths: Collection[int]) -> None:

@@ -61,3 +61,23 @@ def not_a_pair():
 
 
 number = 3
+
+
+def breaks_the_graph():
+    return lambda x: torch.from_numpy(x.numpy() + 1) * 2, (torch.randn(4, 8),)
+
+
+def shape_follows_the_data():
+    return lambda x: x[x > 0] * 2, (torch.randn(4, 8),)
+
+
+def branch_follows_the_data():
+    return lambda x: x * 2 if x.sum() > 0 else x - 1, (torch.randn(4, 8),)
+
+
+def writes_to_its_input():
+    return lambda x: x.transpose(0, 1).add_(1).transpose(0, 1), (torch.randn(4, 8),)
+
+
+def moves_to_a_gpu():
+    return lambda x: x.to("cuda") * 2, (torch.randn(4, 8),)

@@ -99,6 +99,46 @@ def test_an_error_as_a_process() -> None:
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
 
 
+COMMANDS = (
+    ("explain",),
+    ("diff", "--against", "inductor"),
+    ("check", "--backend", "eager"),
+    ("check", "--backend", "aot_eager"),
+    ("find",),
+)
+A_GPU = "the model uses a CUDA device at "
+SENTENCES = {
+    "breaks_the_graph": {("find",): "(a graph break) at "},
+    "shape_follows_the_data": {
+        ("check", "--backend", "eager"): "of a shape that depends on values",
+        ("check", "--backend", "aot_eager"): "of a shape that depends on values",
+        ("find",): "the shape of an output depends on values at ",
+    },
+    "branch_follows_the_data": {("find",): "a branch or a shape depends on values at "},
+    "writes_to_its_input": {("find",): "writes to an input"},
+    "without_batch": {command: "holds no samples" for command in COMMANDS if command[0] in ("check", "find")},
+    "on_a_gpu": dict.fromkeys(COMMANDS, "This machine has no GPU: build or load the model on the CPU"),
+    "moves_to_a_gpu": dict.fromkeys(COMMANDS, A_GPU),
+}
+
+
+@pytest.mark.parametrize("target", SENTENCES)
+def test_what_a_command_cannot_run_is_one_sentence(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """And what it can run it does: a graph break or a write to an input stops neither explain nor check."""
+    if torch.cuda.is_available() and "gpu" in target:
+        pytest.skip("needs a machine without CUDA")
+    for command in COMMANDS:
+        code = main([command[0], f"{FILE}:{target}", *command[1:]])
+        printed = capfd.readouterr()
+        if (sentence := SENTENCES[target].get(command)) is None:
+            assert code in (INVARIANT, VARIANT), (command, printed.err)
+            continue
+        assert code == COULD_NOT_RUN, command
+        assert sentence in printed.err and printed.err.startswith("bi-inductor: error: ") and printed.err.count("\n") == 1, printed.err
+        if sentence == A_GPU:
+            assert "models_of_tests.py" in printed.err and "move it to the CPU" in printed.err
+
+
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{FILE}:relu"]) == INVARIANT
     assert "every op is supported" in capsys.readouterr().out
