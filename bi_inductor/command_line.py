@@ -291,7 +291,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+def _progress() -> Iterator[Callable[[str, int, int | None], None] | None]:
     """A progress bar on stderr while it is a terminal; otherwise None."""
     if not sys.stderr.isatty():
         yield None
@@ -315,15 +315,17 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     more += [Variant(chunk=arguments.chunk)] if arguments.chunk is not None else []
     more += [Variant(sequence_chunk=arguments.sequence_chunk)] if arguments.sequence_chunk is not None else []
     more += [Variant(threads=count) for count in arguments.threads]
-    result = find(
-        target.model,
-        target.inputs,
-        backend=arguments.backend,
-        variants=[*default_variants(Inputs(target.inputs, arguments.batch_dim).samples), *more],
-        dynamic=arguments.dynamic,
-        batch_dim=arguments.batch_dim,
-        sequence_dim=arguments.sequence_dim,
-    )
+    with _progress() as progress:
+        result = find(
+            target.model,
+            target.inputs,
+            backend=arguments.backend,
+            variants=[*default_variants(Inputs(target.inputs, arguments.batch_dim).samples), *more],
+            dynamic=arguments.dynamic,
+            batch_dim=arguments.batch_dim,
+            sequence_dim=arguments.sequence_dim,
+            progress=progress,
+        )
     console.print(result.text(), markup=False)
     if arguments.json:
         _write(arguments.json, result.json())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from .batch_of_one import OtherWay
 
+# Called with what comes next, how many steps are done, and how many there are where that is known.
+Progress = Callable[[str, int, int | None], None]
 # A growing step multiplies the position by this.
 _GROWTH = 4
 # After the first difference, how many later nodes are measured.
@@ -199,6 +201,7 @@ class CompiledPair:
         options: of the backend.
         padded: whether the variants have other lengths.
         end: the node from which on the other variant runs another graph; only what is before it is compared.
+        tell: called before each question with what it compiles and how many graphs were compiled.
     """
 
     def __init__(
@@ -210,6 +213,7 @@ class CompiledPair:
         options: Mapping[str, Any] | None,
         padded: bool,
         end: Node | None = None,
+        tell: Progress | None = None,
     ) -> None:
         self.captured = captured
         self.samples = samples
@@ -220,6 +224,7 @@ class CompiledPair:
         before = set(steps(captured, end))
         self.units = [unit for unit in _units(captured) if before.issuperset(unit)]
         self.compiles = 0
+        self.tell = tell
         self.answers: dict[Any, tuple[dict[Node, Measured], tuple[str, str]]] = {}
 
     def compare_outputs(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> tuple[dict[Node, Measured], tuple[str, str]]:
@@ -227,6 +232,8 @@ class CompiledPair:
         asked = (tuple(nodes), tuple(outputs))
         if asked not in self.answers:
             settings = (self.reference, self.other)
+            if self.tell is not None:
+                self.tell(f"compile up to {nodes[-1].name}", self.compiles, None)
             runs = run_nodes(self.captured, self.samples, settings, nodes, outputs, self.options)
             self.compiles += runs.compiles
             differing = differences(self.captured, outputs, settings, runs.outputs, self.padded)

@@ -15,7 +15,7 @@ from ..leaves import BatchDim
 from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
 from .capture import Captured, capture
-from .compiled import CompiledPair, differences, run_outputs
+from .compiled import CompiledPair, Progress, differences, run_outputs
 from .execution import Digest, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
 from .result import FindResult, FoundNode, Measured, Operand, TableRow, VariantRow, effect_of
@@ -38,6 +38,7 @@ def find(
     dynamic: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> FindResult:
     """Runs a model several ways, compares the samples that runs share, and names the first node whose bits part.
 
@@ -61,6 +62,8 @@ def find(
         dynamic: compile with symbolic shapes instead of once for each shape.
         options: passed to `torch.compile`.
         seed: of the global random state during every run, which is put back afterwards.
+        progress: called with what comes next, how many steps are done, and how many there are (None under a compiler, where each compile
+            is a step and only the search tells how many it takes).
 
     Returns:
         A `FindResult`: true when no bits part; `text()`, `json()`, `write_reproduction(path)`.
@@ -75,11 +78,17 @@ def find(
     chosen = default_variants(samples.inputs.samples) if variants is None else variants
     settings = resolve(chosen, samples, backend, dynamic, threads)
 
+    tell = progress or _silent
+    tell("capture", 0, None)
     captured = capture(model, samples.inputs, samples.sequence, lengths={setting.extent.length for setting in settings})
     alone = any(setting.extent.batch == 1 for setting in settings)
     way = other_way(captured, model, samples.inputs, samples.sequence, samples.length) if alone else None
-    search = _Search(name, captured, samples, settings, options, seed, way)
+    search = _Search(name, captured, samples, settings, options, seed, way, tell)
     return search.eager() if all(setting.eager for setting in settings) else search.under_a_compiler()
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    """Tells nobody."""
 
 
 class _Search:
@@ -94,8 +103,10 @@ class _Search:
         options: Mapping[str, Any] | None,
         seed: int,
         way: OtherWay | str | None,
+        tell: Progress,
     ) -> None:
         self.backend = backend
+        self.tell = tell
         self.captured = captured
         self.samples = samples
         self.settings = settings
@@ -125,11 +136,13 @@ class _Search:
     def eager(self) -> FindResult:
         """Every value of every variant by digests, then the first difference by its values."""
         reference, *others = self.settings
+        self.tell(reference.name, 0, len(self.settings) + 1)
         # The reference as each variant compares it: all its positions, or those of a chunk.
         references = {other.positions: reference.compared_with(other) for other in (reference, *others)}
         in_reference = dict(zip(references, self.digested(list(references.values())), strict=True))
         rows, candidates = [], []
-        for setting in others:
+        for index, setting in enumerate(others, 1):
+            self.tell(setting.name, index, len(self.settings) + 1)
             (found,) = self.digested([setting])
             pair = (references[setting.positions], in_reference[setting.positions])
             first, differing = first_difference(self.order, pair, (setting, found))
@@ -139,6 +152,7 @@ class _Search:
         compared = len(in_reference[None])
         if not candidates:
             return self.result(rows, compared)
+        self.tell("measure", len(self.settings), len(self.settings) + 1)
         # The first node; where several variants part there, the smallest batch shows it.
         index, _, setting, differing = min(candidates, key=lambda candidate: candidate[:2])
         reference = references[setting.positions]
@@ -176,6 +190,7 @@ class _Search:
         if not outputs:
             return self.result([self.variant_row(setting, None, 0) for setting in others], 0)
         rows, candidates = [], []
+        self.tell("compile the whole graph", 0, None)
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
             runs = run_outputs(self.captured, self.samples, self.settings, outputs, self.options, self.way)
@@ -191,7 +206,7 @@ class _Search:
             reference = reference.compared_with(setting)
             way = self.way_of(setting) or self.way_of(reference)
             end = None if way is None else way.node
-            pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded, end)
+            pair = CompiledPair(self.captured, self.samples, reference, setting, self.options, self.padded, end, self.tell)
             if way is not None:
                 before = pair.at_end()
                 if not before:

@@ -234,6 +234,18 @@ def test_variants() -> None:
     ]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_progress_is_told(backend: str) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    find(Layers(Planted(), 1, 3), randn(4, 8), backend=backend, progress=lambda *step: told.append(step))
+    if backend == "eager":
+        steps = ["batch of 4", "sample 0 alone", "sample 3 alone", "samples 3 to 2", "measure"]
+        assert told == [("capture", 0, None), *((step, done, 5) for done, step in enumerate(steps))]
+    else:
+        assert told[1] == ("compile the whole graph", 0, None) and ("compile up to by_batch", 0, None) in told
+        assert [done for _, done, _ in told[2:]] == sorted(done for _, done, _ in told[2:]) and len(told) > 4
+
+
 def test_padding() -> None:
     """A sum over the length is the same sum with zeros beside it; a mean is not."""
 
