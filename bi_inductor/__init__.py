@@ -2,6 +2,7 @@
 
 from bi_inductor import operators as operators
 from bi_inductor.accumulation import GradientAccumulator
+from bi_inductor.aot_inductor import aoti_compile_and_package
 from bi_inductor.backend import batch_invariant
 from bi_inductor.check import check
 from bi_inductor.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "UnsupportedOpError",
     "UnsupportedVersionError",
     "Variant",
+    "aoti_compile_and_package",
     "batch_invariant",
     "check",
     "explain",

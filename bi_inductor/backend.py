@@ -77,7 +77,25 @@ def compile_graph(
     """
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
+    return compile_with(gm, example_inputs, own, patches, inner_compile)
 
+
+def compile_with(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    own: Options,
+    patches: dict[str, Any],
+    inner_compile: Callable[..., Any] | None = None,
+    packaged: bool = False,
+) -> Any:
+    """What ``compile_graph`` does once options are known.
+
+    Args:
+        gm, example_inputs, inner_compile: as there.
+        own: our options.
+        patches: settings of Inductor, the pins among them.
+        packaged: compile for AOTInductor, under Inductor's ``V.set_aot_compilation``.
+    """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     from bi_inductor.passes.decompositions import decomposition_table
@@ -87,7 +105,7 @@ def compile_graph(
 
     register_lowerings()
     version = source_hash()
-    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim))
+    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim), packaged)
     if own.sample_gradients:
         from bi_inductor.passes.sample_gradients import SampleGradientPass
 
@@ -105,7 +123,7 @@ def compile_graph(
     def pinned_inner_compile(*args: Any, **kwargs: Any) -> Any:
         # A backward may be compiled at its first call, outside of batch_invariant().
         with errors_for_users(), _pinned():
-            check_pins_in_force()
+            check_pins_in_force({"cpp_wrapper"} if packaged else ())
             return compile_one(*args, **kwargs)
 
     with _pinned(), caches_bypassed(bool(own.trace), patches):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import typing
+from collections.abc import Collection
 from typing import Any
 
 from bi_inductor.errors import OptionError
@@ -65,13 +66,16 @@ PINS: dict[str, Pin] = {
 TAKEN = {"post_grad_custom_pre_pass": "the pass that classifies and rewrites the graph is there"}
 
 
-def check_pins_in_force() -> None:
-    """Raises OptionError when a pin is not in force although it was set: some of torch's environment variables win over every setting."""
+def check_pins_in_force(but: Collection[str] = ()) -> None:
+    """Raises OptionError when a pin is not in force although it was set: some of torch's environment variables win over every setting.
+
+    ``but`` names pins that this compile does without.
+    """
     from torch._inductor import config
 
     known = config.get_config_copy()
     for name, pin in PINS.items():
-        if name in known and known[name] != pin.value:
+        if name in known and name not in but and known[name] != pin.value:
             raise OptionError(
                 f"Inductor's setting {name!r} is {known[name]!r} whatever a program sets, and backend 'batch_invariant' needs "
                 f"{pin.value!r}: {pin.reason}. Unset the environment variable of torch that holds it "

@@ -75,6 +75,17 @@ def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> None:
     warn_of_fallbacks([node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE], options)
 
 
+def require_no_python(classes: Mapping[Node, OpClass]) -> None:
+    """Raises UnsupportedOpError naming the ops that run one sample at a time, which Python does."""
+    found = [node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE]
+    if found:
+        raise UnsupportedOpError(
+            "these ops run torch's kernel on one sample at a time, from Python; a package of AOTInductor has none:\n"
+            + "\n".join(describe(node) for node in found)
+            + "\nLeave them out of the exported program, or run the model through torch.compile."
+        )
+
+
 def warn_of_fallbacks(nodes: list[Node], options: Options) -> None:
     """One FallbackWarning for each op and source line that ``allow`` does not name."""
     places = {(op_name(called_op(node)), source_line(node)): node for node in reversed(nodes)}

@@ -6,7 +6,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from bi_inductor.options import Options
-from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_supported
+from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_no_python, require_supported
 from bi_inductor.passes.mixing import GraphInput, find_mixing, mixing_reason, require_unmixed
 from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
@@ -21,12 +21,14 @@ class PostGradPass(CustomGraphPass):
         options: what to let through.
         version: hash of our sources; with the options and the dims of samples it makes the cache key.
         inputs: of Dynamo's graph, with the dims that hold samples.
+        packaged: the graph will run without Python, so that operators that are written in it are refused.
     """
 
-    def __init__(self, options: Options, version: str, inputs: tuple[GraphInput, ...] = ()) -> None:
+    def __init__(self, options: Options, version: str, inputs: tuple[GraphInput, ...] = (), packaged: bool = False) -> None:
         self.options = options
         self.version = version
         self.inputs = inputs
+        self.packaged = packaged
 
     def __call__(self, graph: Graph) -> None:
         """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError, SampleMixingError."""
@@ -40,6 +42,8 @@ class PostGradPass(CustomGraphPass):
         if not observers.tolerant:
             require_allowed(classes, self.options)
             require_unmixed(findings, self.options)
+        if self.packaged:
+            require_no_python(classes)
         round_low_precision(graph)
         observers.stage("round_low_precision", graph)
         declined = rewrite(graph, observers.replaced)
@@ -51,4 +55,4 @@ class PostGradPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""
-        return f"bi_inductor:{self.version}:{self.options}:{[given.dim for given in self.inputs]}"
+        return f"bi_inductor:{self.version}:{self.options}:{[given.dim for given in self.inputs]}:{self.packaged}"

@@ -153,8 +153,10 @@ def dims_read(node: Node) -> list[tuple[Node, list[int]]] | None:
 
 def _counts(index: Node, x: Node, dim: int) -> bool:
     """Whether the index is 0, 1, 2, ... up to the size of ``dim`` of ``x``, along one dim of its own: it leaves the order as it is."""
-    while op_name(index.target) in PLACES_KEPT and index.target is not torch.ops.prims.iota.default and index.all_input_nodes:
-        (index, *_) = index.all_input_nodes
+    while index.op == "call_function" and index.target is not torch.ops.prims.iota.default and dims_read(index) == [] and index.args:
+        if op_name(index.target) in ELEMENTWISE or not isinstance(index.args[0], Node):
+            return False
+        index = index.args[0]
     if index.target is not torch.ops.prims.iota.default or index.kwargs.get("start") != 0 or index.kwargs.get("step") != 1:
         return False
     return statically_known_true(index.meta["val"].shape[0] == x.meta["val"].shape[dim])

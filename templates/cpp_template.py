@@ -130,11 +130,16 @@ class KernelTemplate(CppTemplate):
         self.load_library()
         signature = self.signature(kernel, {"out": template_buffer_node})
         operand = self.operand(template_buffer_node, kernel.args.output(template_buffer_node.get_name()))
+        if V.graph.cpp_wrapper:
+            # One source for the whole graph, with Inductor's headers and sizes under their own names.
+            return self.function(self.header().getvalue(), signature, self.call(kernel, operand))
         numbers = RuntimeNumbers(kernel)
         return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand, number=numbers.argument))
 
     def load_library(self) -> None:
-        """Makes the generated module load the library before its kernels."""
+        """Makes the generated module load the library before its kernels. A graph in C++ has the kernels' sources instead."""
+        if V.graph.cpp_wrapper:
+            return
         symbol = self.library_kernel.symbol(self.kernel_dtype)
         # Inductor's generated module writes `async_compile = AsyncCompile()` after its imports.
         V.graph.wrapper_code.add_import_once("from bi_inductor.templates.bundle import BundledCompile as AsyncCompile")
@@ -145,7 +150,9 @@ class KernelTemplate(CppTemplate):
 
     def function(self, header: str, signature: str, body: Sequence[str]) -> str:
         """The C++ function that Inductor compiles."""
-        declaration = self.library_kernel.declaration(self.kernel_dtype)
+        library = self.library_kernel
+        embedded = library.embedded(self.kernel_dtype) if V.graph.cpp_wrapper else ""
+        declaration = embedded + library.declaration(self.kernel_dtype)
         threads = ["#include <omp.h>"] if config.cpp.dynamic_threads else []
         lines = [header, *threads, declaration, 'extern "C"', signature, "{", *("  " + line for line in body), "}", ""]
         return "\n".join(lines)

@@ -101,6 +101,16 @@ class Kernel:
         """The C++ source of the instantiation, self-contained: our own headers are inlined."""
         return self._source(dtype, self.symbol(dtype))
 
+    def embedded(self, dtype: torch.dtype) -> str:
+        """The source of the instantiation as part of a bigger one: in a namespace of its own, and only once however often it is pasted."""
+        symbol = self.symbol(dtype)
+        lines = self.source(dtype).splitlines()
+        includes = [line for line in lines if line.startswith("#include")]
+        rest = [line for line in lines if not line.startswith("#include")]
+        return "\n".join(
+            [f"#ifndef {symbol}_DEFINED", f"#define {symbol}_DEFINED", *includes, f"namespace {symbol}_source {{", *rest, "}", "#endif", ""]
+        )
+
     def _source(self, dtype: torch.dtype, symbol: str) -> str:
         names = DTYPES[dtype]
         parameters, arguments = [], []
