@@ -1,7 +1,7 @@
 """Elementwise: each element of the result follows from that element of the operands alone.
 
-An op is listed only when Inductor has a lowering for it on CPU that writes C++ code: an op that falls back to ATen's kernel keeps ATen's
-vector body and tail, which round differently.
+An op is listed only when Inductor has a lowering for it on CPU that writes C++ code, or ATen's kernel is a loop over scalars: other
+kernels of ATen have a vector body and a tail, which round differently.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ ARITHMETIC = names(
         """,
 )
 
-# Inductor calls the function of one scalar that ATen has for each of them, or writes its own code.
 SPECIAL_FUNCTIONS = names(
     "aten",
     """
-        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
-        special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erf special_erfcx
-        special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e special_laguerre_polynomial_l
-        special_legendre_polynomial_p special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
-        special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+        special_bessel_j0 special_bessel_j1 special_erf special_erfcx special_i0e special_i1 special_i1e special_modified_bessel_i0
+        special_modified_bessel_i1 special_ndtri
+        """,
+)
+
+# Inductor calls ATen, whose kernel is one loop over scalars with the same function in every place of it.
+SCALAR_LOOPS = names(
+    "aten",
+    """
+        igammac special_airy_ai special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_k0
+        special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
         special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
         special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta
         """,
@@ -47,4 +54,4 @@ PRIMITIVES = names(
         """,
 )
 
-ELEMENTWISE = ARITHMETIC | SPECIAL_FUNCTIONS | PRIMITIVES
+ELEMENTWISE = ARITHMETIC | SPECIAL_FUNCTIONS | SCALAR_LOOPS | PRIMITIVES

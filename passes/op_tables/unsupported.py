@@ -24,7 +24,7 @@ UNSUPPORTED: dict[str, set[str]] = {
     ELEMENTWISE_OF_ATEN: names(
         "aten",
         """
-        __lshift__ __rshift__ _add_relu _neg_view_copy hardshrink_backward softshrink_backward igamma igammac _dirichlet_grad
+        __lshift__ __rshift__ _add_relu _neg_view_copy hardshrink_backward softshrink_backward igamma _dirichlet_grad
         _standard_gamma_grad _amp_foreach_non_finite_check_and_unscale _amp_update_scale _conj_copy range logspace fft_fftfreq
         fft_rfftfreq bartlett_window blackman_window hamming_window kaiser_window
         """,

@@ -16,7 +16,9 @@ from bi_inductor.passes import op_classes
 from bi_inductor.passes.classify import class_of, classify_graph
 from bi_inductor.passes.decompositions import decomposition_table
 from bi_inductor.passes.op_classes import OpClass, classify
+from bi_inductor.passes.op_tables.elementwise import SCALAR_LOOPS
 from bi_inductor.passes.rewriter import RULES
+from bi_inductor.settings import thread_count
 from bi_inductor.ulp import bits_differ
 
 TABLE = {
@@ -214,6 +216,46 @@ def test_nextafter_of_halves_has_one_value_in_every_loop_of_aten(dtype):
     assert not bits_differ(whole, tails).any()
     steps = (x != y) & x.isfinite() & y.isfinite()
     assert steps.sum() > 2**14 and bool((whole[steps] != x[steps]).all())
+
+
+def operands_of_scalar_loop(name, dtype, count=40001):
+    """Numbers that the function is defined for, and others: Bessel functions of negative ones are NaN."""
+    x, y = torch.randn(count, dtype=torch.float64) * 3, torch.rand(count, dtype=torch.float64) * 5
+    if name == "aten.gcd":
+        return (x * 100).int(), (y * 20).int()
+    if "polynomial" in name:
+        y = y.round()
+    if name in ("aten.special_zeta", "aten.igammac", "aten.igamma"):
+        x, y = x.abs() + 1, y + 1
+    count = len(packet(name).default._schema.arguments)
+    return (x.to(dtype), y.to(dtype))[:count]
+
+
+def loops_that_differ(name, dtype):
+    """How many elements have other bits with strides, in the tail of a vector, alone, or on one thread."""
+    op, operands = packet(name).default, operands_of_scalar_loop(name, dtype)
+    whole = op(*operands)
+    found = bits_differ(whole, op(*(x.repeat_interleave(2)[::2] for x in operands))).sum()
+    for size, end in ((7, 7000), (1, 300)):
+        parts = [op(*pair) for pair in zip(*(x[:end].split(size) for x in operands), strict=True)]
+        found += bits_differ(whole[:end], torch.cat(parts)).sum()
+    with thread_count(1):
+        return int(found + bits_differ(whole, op(*operands)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_scalar_loops_have_one_value_in_every_place(dtype):
+    assert {name: loops_that_differ(name, dtype) for name in sorted(SCALAR_LOOPS)} == dict.fromkeys(SCALAR_LOOPS, 0)
+    # One of the kernels with a vector body of another algorithm.
+    assert loops_that_differ("aten.igamma", dtype) > 0
+
+
+def test_a_scalar_loop_is_called_as_it_is():
+    def function(x):
+        return torch.special.chebyshev_polynomial_t(x * 0.5, 4) + torch.special.zeta(x.abs() + 1.5, x * x + 0.5)
+
+    x = torch.randn(9)
+    assert torch.allclose(compiled(function)(x), function(x))
 
 
 def test_the_check_for_generated_code_finds_a_fallback():
