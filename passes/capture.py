@@ -24,6 +24,7 @@ from torch._decomp.decompositions import _grid_sampler_2d
 from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
 from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
 from bi_inductor.passes.distances import cdist
+from bi_inductor.passes.recurrent import lstm
 from bi_inductor.templates.library import DTYPES, accumulation_dtype
 
 aten = torch.ops.aten
@@ -156,12 +157,16 @@ CAPTURED: dict[Any, Callable[..., Any]] = {
     aten.embedding_bag.default: embedding_bag,
     aten.embedding_bag.padding_idx: embedding_bag_with_padding,
     aten.grid_sampler.default: grid_sampler,
+    aten.lstm.input: lstm,
     **dict.fromkeys(TRANSPOSED_CONVOLUTIONS, transposed_convolution),
     **{overload: convolution for conv in CONVOLUTIONS for overload in (conv.default, conv.padding)},
 }
 
 
 def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    # Some ops have a Python kernel of torch's own, others the C++ one.
+    own = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # Other threads may be tracing with another backend, other devices and dtypes keep torch's own path.
         x = args[0]
@@ -169,7 +174,7 @@ def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., An
             result = replacement(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return own(*args, **kwargs) if own else op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel
 
@@ -184,9 +189,10 @@ def captured_ops() -> Iterator[None]:
     with _installing:
         if _users == 0:
             for op, replacement in CAPTURED.items():
+                kernel = _python_kernel(op, replacement)
                 for key in _KEYS:
                     _replaced.append((op, key, op.py_kernels.get(key)))
-                    op.py_kernels[key] = _python_kernel(op, replacement)
+                    op.py_kernels[key] = kernel
                 op._dispatch_cache.clear()
         _users += 1
     _active.depth = getattr(_active, "depth", 0) + 1
