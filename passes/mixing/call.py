@@ -51,10 +51,11 @@ class Sizes:
     def _number(self, size: torch.SymInt, expression: Any) -> int:
         if size.node.has_hint():
             return int(size.node.hint)
-        environment = size.node.shape_env
+        # torch 2.13 calls it backed_var_to_val, and so do 2.14 and 2.15.
+        known = size.node.shape_env.backed_var_to_val
         values = {}
         for symbol in expression.free_symbols:
-            hint = getattr(environment, "backed_var_to_val", getattr(environment, "var_to_val", {})).get(symbol)
+            hint = known.get(symbol)
             values[symbol] = int(hint) if hint is not None else self._primes.setdefault(symbol, self._PRIMES[len(self._primes) % 10])
         return int(expression.subs(values))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from bi_inductor.passes.mixing.call import Call, join, padded
@@ -458,12 +459,34 @@ def _as_strided(call: Call) -> States:
     value, out = x.meta["val"], call.results[0]
     if tuple(value.shape) == tuple(out.shape) and value.stride() == out.stride():
         return state
-    if value.is_contiguous() and out.is_contiguous() and not call.number(call.get("storage_offset")):
-        dims = regroup(state.dims, call.out_shape())
-        if dims is not None:
-            return call.made(state, dims)
+    dims = _read_by_strides(call, state, call.shape(x)) if value.is_contiguous() else None
+    if dims is not None:
+        return call.made(state, dims)
     call.mixes("may combine samples: reads memory by strides", state, certain=False)
     return None
+
+
+def _read_by_strides(call: Call, state: Samples, shape: Sequence[int]) -> list[Dim] | None:
+    """The dims of a view by strides of samples that lie one after the other; None where it leaves their memory or mixes them."""
+    outermost = [own for own in state.dims if own]
+    if not outermost or not outermost[0][0].stride or sum(f.stride != 0 for own in state.dims for f in own) != 1:
+        return None
+    batch = outermost[0][0]
+    memory = math.prod(shape) // batch.size
+    sizes, strides = call.out_shape(), [call.sizes(stride) for stride in call.results[0].stride()]
+    # Steps of one dim go from sample to sample, or from part to part of a sample when the batch was merged with such a dim.
+    dims: list[Dim] = []
+    reach = call.number(call.get("storage_offset"))
+    found = False
+    for size, stride in zip(sizes, strides, strict=True):
+        if size > 1 and stride and not found and (size * stride) % memory == 0 and size * stride // memory == batch.size:
+            dims.append(canonical([batch, Factor(size // batch.size)]))
+            reach += (size // batch.size - 1) * stride
+            found = size % batch.size == 0
+        else:
+            dims.append(plain(size))
+            reach += (size - 1) * stride
+    return dims if found and reach < memory else None
 
 
 @rule("arange")
