@@ -234,6 +234,7 @@ def plan(
     generator: torch.Generator,
     padding: Sequence[int] = (),
     chunks: Sequence[int] = (),
+    padding_sides: Sequence[str] = SIDES,
 ) -> list[Run]:
     """All calls of one setting, those of a kind together."""
     runs = []
@@ -241,7 +242,7 @@ def plan(
         kind = "alone" if size == 1 else f"batch of {size}"
         runs += [Run(kind, window, tuple(range(size))) for window in _windows(samples, size)]
     largest = max(batch_sizes)
-    for side in SIDES:
+    for side in padding_sides:
         for amount in padding:
             for size in sorted({1, largest}):
                 kind, pad = f"padded {side} by {amount}", Pad(side, amount)

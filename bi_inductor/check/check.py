@@ -12,7 +12,7 @@ from ..leaves import BatchDim
 from ..settings import backend_name, compiled, thread_count
 from .batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
 from .chunks import InChunks, chunks_of
-from .padding import padding_of
+from .padding import SIDES, padding_of
 from .result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
 from .shrink import SmallestBatch
 
@@ -70,6 +70,7 @@ def check(
     sequence_dim: BatchDim = None,
     out_sequence_dim: BatchDim = None,
     padding_values: float | Mapping[Any, float] = 0,
+    padding_sides: Sequence[str] = SIDES,
     chunks: Sequence[int] = (),
     in_chunks: InChunks | None = None,
     shrink: bool = False,
@@ -104,10 +105,12 @@ def check(
         grad: also run the backward, from fixed random gradients of the outputs, and compare the gradients of the
             floating-point inputs. Without it `fn` runs under `torch.no_grad`.
         sequence_dim: the dim that holds a sequence, in the forms of `batch_dim` (entries that a mapping lacks are None). With one, the
-            inputs are also run longer by each number of `padding`, on the left and on the right.
+            inputs are also run longer by each number of `padding`, on each of `padding_sides`.
         out_sequence_dim: the same for the outputs; what stands at padding is not compared.
         padding: how many places are added.
         padding_values: what they hold: one number, or one per top-level argument (0 for those a mapping lacks).
+        padding_sides: "left", "right" or both. A model that counts positions from the first place, padding or not, has to be padded on
+            the right.
         chunks: lengths of chunks: the sequence is also run in chunks of so many positions, one call after the other, and compared with
             the run of the whole. (Chunks of samples are what `batch_sizes` runs.)
         in_chunks: runs them: called with the function under test and the inputs of each chunk, cut along `sequence_dim`, it returns the
@@ -138,6 +141,8 @@ def check(
     elif in_chunks is not None:
         raise ValueError("in_chunks: it needs chunks, the lengths to run it with")
     padding = _whole_numbers("padding", padding, 1, None, "") if source.padding is not None and (padding or not chunks) else ()
+    if isinstance(padding_sides, str) or not padding_sides or not set(padding_sides) <= set(SIDES):
+        raise ValueError(f"padding_sides: got {padding_sides!r}; allowed is a sequence of {' and '.join(map(repr, SIDES))}")
     if batch_sizes is None:
         batch_sizes = sorted({size for size in (1, 2, 3, 8) if size <= source.samples} | {source.samples})
     batch_sizes = _whole_numbers("batch_sizes", batch_sizes, 1, source.samples, " (the number of samples in inputs)")
@@ -155,7 +160,7 @@ def check(
     generator = torch.Generator().manual_seed(seed)
     largest = max(batch_sizes)
     orders = _permutations(permutations, largest, generator)
-    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator, padding, chunks)
+    runs = plan(source.samples, batch_sizes, orders, _positions(positions, largest), neighbours, generator, padding, chunks, padding_sides)
 
     devices = {leaf.value.device for leaf in source.leaves if isinstance(leaf.value, torch.Tensor)}
     gpus = [device.index for device in devices if device.type == "cuda"]
@@ -165,7 +170,7 @@ def check(
     shrunk: SmallestBatch | None = None
     # Each call of a chunk may be of another shape: a KV cache grows.
     calls = sum(2 + source.chunks.length // chunk for chunk in chunks) if source.chunks is not None else 0
-    shapes = len(batch_sizes) + 1 + 4 * len(padding) + 2 * calls + (source.samples if shrink else 0)
+    shapes = len(batch_sizes) + 1 + 2 * len(padding_sides) * len(padding) + 2 * calls + (source.samples if shrink else 0)
     cotangents: dict[str, torch.Tensor] = {}
     reference: dict[int, list[torch.Tensor]] = {}
     settings = [(value, count) for value in dynamics for count in thread_counts]

@@ -36,6 +36,15 @@ def test_padding_that_is_seen_is_found() -> None:
     assert found == {"padded left by 2, 1": 4, "padded left by 2, 4": 4, "padded right by 2, 1": 0, "padded right by 2, 4": 0}
 
 
+def test_one_side() -> None:
+    # Places are counted from the first one on: only padding on the right leaves a sample what it is.
+    def placed(ids: Tensor, mask: Tensor) -> Tensor:
+        return (ids + torch.arange(ids.shape[1])) * mask
+
+    assert padded(placed, inputs(), padding=(2,), padding_sides=("right",)) == {"padded right by 2, 1": 0, "padded right by 2, 4": 0}
+    assert padded(placed, inputs(), padding=(2,), padding_sides=("left",)) == {"padded left by 2, 1": 4, "padded left by 2, 4": 4}
+
+
 def test_without_a_sequence_dim_nothing_is_padded() -> None:
     assert not [row for row in check(torch.relu, torch.ones(4, 6), backend="eager").rows if "padded" in row.run]
 
@@ -68,6 +77,8 @@ def test_outputs_without_a_sequence() -> None:
         ({"sequence_dim": {}}, r"sequence_dim=\{\} names no dim of any tensor"),
         ({"sequence_dim": 1, "padding_values": {"idz": 1}}, r"padding_values names 'idz'; inputs have 'ids', 'mask'"),
         ({"sequence_dim": 1, "padding": (0,)}, r"padding: got 0; allowed are whole numbers from 1 on"),
+        ({"sequence_dim": 1, "padding_sides": "left"}, r"padding_sides: got 'left'; allowed is a sequence of 'left' and 'right'"),
+        ({"sequence_dim": 1, "padding_sides": ("top",)}, r"padding_sides: got \('top',\)"),
         ({"sequence_dim": 1, "out_sequence_dim": 3}, r"out_sequence_dim=3 is out of range for output"),
     ],
 )
