@@ -1,6 +1,7 @@
 # make demo    run examples/quickstart.py
 # make test    run the test suite; make test TORCH=2.14.1 runs it on another torch, in an environment of its own
 # make test-full  the suite and what takes too long for every change (marked full)
+# make models  run every architecture of tests/models and write docs/models.md (about an hour, goes on where it was stopped)
 # make lint    ruff (rules and format) and mypy
 # make bench   compare with stock Inductor and eager
 # make clean   remove caches and build outputs; make distclean removes the environments too
@@ -39,7 +40,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/$(CACHE)
 # A name set outside must not decide which packages the environment sees.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-full lint bench install clean distclean
+.PHONY: demo test test-full models lint bench install clean distclean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -49,6 +50,10 @@ test: $(READY)
 
 test-full: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m 'full or not full' $(PYTEST_ARGS)
+
+# One compile at a time: then the CPU seconds that are recorded hold the C++ compiler's.
+models: $(READY)
+	TORCHINDUCTOR_COMPILE_THREADS=1 $(VENV)/bin/python -m tests.models.table
 
 # mypy has to see the packages where an installation puts them: passes and templates inside bi_inductor. sed turns the
 # paths of that view back into those of the repository.
