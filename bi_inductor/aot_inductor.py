@@ -66,7 +66,7 @@ def aoti_compile_and_package(
         raise OptionError("option 'trace' is for torch.compile: compiling a package writes no trace. Leave it out.")
     with errors_for_users(sys._getframe()):
         files = _compile(exported, own, patches)
-    from torch._inductor.package import package_aoti
+    from torch._inductor.package.package import package_aoti
 
     package_aoti(path, files)
     return path

@@ -77,7 +77,8 @@ def compile_graph(
     """
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
-    return compile_with(gm, example_inputs, own, patches, inner_compile)
+    compiled: Callable[..., Any] = compile_with(gm, example_inputs, own, patches, inner_compile)
+    return compiled
 
 
 def compile_with(

@@ -227,17 +227,6 @@ def _polar(rewriter: Rewriter, size: Node, angle: Node) -> Node:
     return rewriter.emit(aten.complex.default, *parts)
 
 
-@complex_rule(torch.ops.prims.convert_element_type.default)
-def _convert(rewriter: Rewriter, x: Node, dtype: torch.dtype) -> Node:
-    """A real number gets an imaginary part of zero, a complex one loses its own."""
-    if not dtype.is_complex:
-        real = rewriter.emit(aten.select.int, rewriter.emit(aten.view_as_real.default, x), -1, 0)
-        result: Node = rewriter.cast(real, dtype)
-        return result
-    arithmetic = Arithmetic(rewriter)
-    return arithmetic.joined(arithmetic.parts(x))
-
-
 @complex_rule(aten.mm.default, aten.bmm.default)
 def _matmul(rewriter: Rewriter, a: Node, b: Node) -> Node:
     arithmetic = Arithmetic(rewriter)

@@ -8,7 +8,8 @@ from torch.fx import Node
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import called_op
 from bi_inductor.passes.complex_numbers import touches_complex
-from bi_inductor.passes.op_classes import EXACT, STRUCTURE, SUMS, OpClass, op_name, why_unsupported
+from bi_inductor.passes.op_classes import STRUCTURE, OpClass, op_name, why_unsupported
+from bi_inductor.passes.op_tables.exact import EXACT, SUMS
 
 GENERAL: dict[OpClass, str] = {
     OpClass.ELEMENTWISE: "its value follows from that element's operands alone; Inductor's code is pinned to one value",

@@ -25,7 +25,8 @@ from bi_inductor.errors import OptionError, UnsupportedOpError
 from bi_inductor.passes.batch_symbol import batch_symbol
 from bi_inductor.passes.classify import describe
 from bi_inductor.passes.layout import BATCH
-from bi_inductor.passes.op_classes import ELEMENTWISE, op_name
+from bi_inductor.passes.op_classes import op_name
+from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
 from bi_inductor.passes.rewriter import Rewriter
 from bi_inductor.passes.sample_layout import SampleLayout, named_dims
 

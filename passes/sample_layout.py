@@ -15,7 +15,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from bi_inductor.passes.layout import Layout, Symbols, layouts
-from bi_inductor.passes.op_classes import ELEMENTWISE, op_name
+from bi_inductor.passes.op_classes import op_name
+from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
 
 
 def _names(namespace: str, text: str) -> set[str]:

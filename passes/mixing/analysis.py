@@ -18,7 +18,9 @@ from bi_inductor.passes.mixing.inputs import GraphInput
 from bi_inductor.passes.mixing.registry import RULES
 from bi_inductor.passes.mixing.report import chain_of
 from bi_inductor.passes.mixing.states import Affine, Factor, Order, Samples, State, States, Step, Whole, canonical, covers, plain, size_of
-from bi_inductor.passes.op_classes import ELEMENTWISE, RANDOM, OpClass, classify, op_name
+from bi_inductor.passes.op_classes import OpClass, classify, op_name
+from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
+from bi_inductor.passes.op_tables.random import RANDOM
 
 # Their results depend on no operand's values.
 FRESH = frozenset(

@@ -34,9 +34,7 @@ def function_of(module: nn.RNNBase) -> Any:
         op = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[type(module).__name__]
         hidden = states[..., : module.proj_size or 8]
         given: Any = (hidden, states) if isinstance(module, nn.LSTM) else hidden
-        out, *last = op(
-            x, given, list(parameters), module.bias, module.num_layers, 0.0, False, module.bidirectional, module.batch_first
-        )
+        out, *last = op(x, given, list(parameters), module.bias, module.num_layers, 0.0, False, module.bidirectional, module.batch_first)
         return torch.cat([out.transpose(0, 1).flatten() if not module.batch_first else out.flatten(), *(state.flatten() for state in last)])
 
     return fn
