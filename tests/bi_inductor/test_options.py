@@ -16,8 +16,8 @@ def compiled(**arguments):
 
 
 def test_defaults():
-    assert Options() == Options(strict=False, allow=(), trace="", batch_dim=None)
-    assert OPTION_NAMES == ("strict", "allow", "trace", "batch_dim")
+    assert Options() == Options(strict=False, allow=(), trace="", batch_dim=None, sample_gradients=False)
+    assert OPTION_NAMES == ("strict", "allow", "trace", "batch_dim", "sample_gradients")
 
 
 def test_ours_and_those_of_inductor_are_told_apart():
@@ -65,7 +65,7 @@ def test_an_argument_overrides_the_environment(monkeypatch):
         (
             "BI_INDUCTOR_STRCT",
             "1",
-            r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_BATCH_DIM, BI_INDUCTOR_STRICT",
+            r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_BATCH_DIM, BI_INDUCTOR_SAMPLE_GRADIENTS, BI_INDUCTOR_STRICT",
         ),
     ],
 )

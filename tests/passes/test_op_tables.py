@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.passes import op_classes
 from bi_inductor.passes.complex_numbers import COMPLEX_RULES
 from bi_inductor.passes.decompositions import decomposition_table
