@@ -65,7 +65,7 @@ def test_an_argument_overrides_the_environment(monkeypatch):
         (
             "BI_INDUCTOR_STRCT",
             "1",
-            r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_BATCH_DIM, BI_INDUCTOR_SAMPLE_GRADIENTS, BI_INDUCTOR_STRICT",
+            r"unknown environment variable BI_INDUCTOR_STRCT; allowed: BI_INDUCTOR_ALLOW, BI_INDUCTOR_BATCH_DIM, .*, BI_INDUCTOR_STRICT",
         ),
     ],
 )
