@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -261,7 +262,8 @@ def in_step(
             results = [node, *(user for user in node.users if user.target is operator.getitem)]
             if node.target is not operator.getitem and not differing.isdisjoint(results):
                 mine, others = arguments_with_same_rows(captured, node, left, right, distances)
-                with thread_count(other.threads):
+                # The reference's rows may be no operands here: numbers of rows, as sorting samples gives them, lead out of a smaller batch.
+                with thread_count(other.threads), contextlib.suppress(IndexError, RuntimeError):
                     same_rows[node] = mine, others, _call(node, others)
             with thread_count(reference.threads):
                 value = left.step(node)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bi_inductor.passes.layout import Layout
+from bi_inductor.passes.layout import BATCH, Layout
 
 from ..leaves import BatchDim
 from ..settings import backend_name
@@ -309,6 +309,8 @@ class _Search:
         batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
         if not batches[0] and any(batches[1:]):
             return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
+        if self.works_along_the_batch(producer_of(step.node)):
+            return "the op mixes samples by its meaning: it works along the dim that holds them, so no kernel can make it independent of the batch"
         if step.moved:
             names = ", ".join(_name(node) for node in step.moved)
             if any(setting.positions is not None for setting in self.settings):
@@ -317,6 +319,18 @@ class _Search:
         if step.by_itself:
             return "the op itself: on the same rows it gives other bits"
         return "its operands have the same bits where they can be compared; samples cannot be told apart in the others"
+
+    def works_along_the_batch(self, call: Node) -> bool:
+        """Whether the op's ``dim``, as that of a sort or a running sum, holds the samples of its first operand."""
+        source = call.args[0] if call.args else None
+        layout = self.captured.layouts.get(source) if isinstance(source, torch.fx.Node) else None
+        if not isinstance(layout, Layout) or not isinstance(call.target, torch._ops.OpOverload):
+            return False
+        for index, argument in enumerate(call.target._schema.arguments):
+            if argument.name == "dim":
+                dim = call.args[index] if index < len(call.args) else call.kwargs.get("dim", argument.default_value)
+                return isinstance(dim, int) and -len(layout.dims) <= dim < len(layout.dims) and BATCH in layout.dims[dim]
+        return False
 
     def row(self, node: Node, measured: Measured | None, effect: str) -> TableRow:
         from ..passes.classify import source_line

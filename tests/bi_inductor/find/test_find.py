@@ -196,6 +196,19 @@ def test_an_op_that_mixes_samples_is_named_as_one() -> None:
     assert "mixes samples" in node.cause
 
 
+def test_numbers_of_rows_that_lead_out_of_a_smaller_batch() -> None:
+    """A mixture of experts sorts the tokens of all samples; the rows of the order are no operands of another batch."""
+
+    def sorts(x: torch.Tensor) -> torch.Tensor:
+        order = x.sum(-1).argsort()
+        return x[order] * 2
+
+    x = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
+    result = find(sorts, x)
+    assert result.node is not None and result.node.op == "aten.argsort.default", result.text()
+    assert "mixes samples by its meaning: it works along the dim that holds them" in result.node.cause
+
+
 def test_a_random_op_is_not_blamed_on_the_batch() -> None:
     node = find(nn.Sequential(Exact(), nn.Dropout()), randn(4, 8)).node
     assert node is not None and "random" in node.cause
