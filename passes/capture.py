@@ -25,6 +25,7 @@ from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
 from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
 from bi_inductor.passes.distances import cdist
 from bi_inductor.passes.recurrent import lstm
+from bi_inductor.passes.resizing import grid_sampler_3d
 from bi_inductor.templates.library import DTYPES, accumulation_dtype
 
 aten = torch.ops.aten
@@ -142,8 +143,8 @@ def bilinear(x1: torch.Tensor, x2: torch.Tensor, weight: torch.Tensor, bias: tor
 
 def grid_sampler(x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     """Sampling of images [batch, channels, height, width] as torch's decomposition spells it, so that the backward is made of its parts."""
-    if x.dim() != 4:
-        return NotImplemented
+    if x.dim() == 5:
+        return grid_sampler_3d(x, grid, interpolation_mode, padding_mode, align_corners)
     return _grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners, False)
 
 
