@@ -72,6 +72,7 @@ BI_INLINE float widen(Half value) {
 // Rounds to nearest-even; NaN becomes a quiet NaN.
 BI_INLINE void narrow(float value, float* out) { *out = value; }
 BI_INLINE void narrow(double value, double* out) { *out = value; }
+BI_INLINE void narrow(double value, float* out) { *out = float(value); }
 BI_INLINE void narrow(float value, BFloat16* out) {
   const uint32_t bits = float_bits(value);
   out->bits = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -202,7 +203,9 @@ struct Vec<double> {
   static BI_INLINE Vec zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
   static BI_INLINE Vec fill(double value) { return {_mm256_set1_pd(value), _mm256_set1_pd(value)}; }
   static BI_INLINE Vec load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
-  static BI_INLINE Vec load(const double* p, int64_t count, double other = 0) {
+  static BI_INLINE Vec load(const float* p) { return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))}; }
+  template <class T>
+  static BI_INLINE Vec load(const T* p, int64_t count, double other = 0) {
     double padded[8];
     for (int i = 0; i < 8; i++) padded[i] = i < count ? p[i] : other;
     return load(padded);
@@ -211,8 +214,13 @@ struct Vec<double> {
     _mm256_storeu_pd(p, lo);
     _mm256_storeu_pd(p + 4, hi);
   }
-  BI_INLINE void store(double* p, int64_t count) const {
-    double full[8];
+  BI_INLINE void store(float* p) const {
+    _mm_storeu_ps(p, _mm256_cvtpd_ps(lo));
+    _mm_storeu_ps(p + 4, _mm256_cvtpd_ps(hi));
+  }
+  template <class T>
+  BI_INLINE void store(T* p, int64_t count) const {
+    T full[8];
     store(full);
     copy_partial(p, full, count);
   }

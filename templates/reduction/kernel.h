@@ -1,8 +1,8 @@
 // sum, mean, prod, var and std over any set of dims.
 //
 // Numerics: S is the 128-lane sum over the reduced dims in row-major order. mean = S/n; var: m = S/n, then the lane sum of (x - m)^2 in
-// fma chains over max(0, n - correction); std its square root; prod has * for +. One rounding to T at the end.
-// docs/numerics.md sections 2 and 4.
+// fma chains over max(0, n - correction); std its square root; prod has * for +. var and std of float are computed in double. One rounding
+// to T at the end. docs/numerics.md sections 2 and 4.
 #pragma once
 
 #include "../common/sums.h"
@@ -55,10 +55,19 @@ inline void round(int64_t count, const A* values, T* out, int64_t out_stride) {
     for (int64_t i = 0; i < count; i++) narrow(values[i], out + i * out_stride);
 }
 
-// What a sum, or the sum of squares for var and std, becomes.
+// What a variance is computed in: squares of rounded differences would cost float a bit of its result.
 template <class T>
+struct VarianceAccumulator {
+  using type = accumulator_t<T>;
+};
+template <>
+struct VarianceAccumulator<float> {
+  using type = double;
+};
+
+// What a sum, or the sum of squares for var and std, becomes.
+template <class A>
 struct Finish {
-  using A = accumulator_t<T>;
   Reduction op;
   A n, divisor;
 
@@ -67,6 +76,7 @@ struct Finish {
   }
   bool is_variance() const { return op == Reduction::var || op == Reduction::std; }
   // Finishes `count` totals in place and rounds them to out.
+  template <class T>
   void write(int64_t count, A* total, T* out, int64_t out_stride) const {
     const A denominator = is_variance() ? divisor : n;
     if (op != Reduction::sum)
@@ -78,9 +88,8 @@ struct Finish {
 };
 
 // Terms begin..end in row-major order, widened, into `buffer`.
-template <class T>
-inline void gather(const Dims& dims, const T* x, int64_t begin, int64_t end, accumulator_t<T>* buffer) {
-  using A = accumulator_t<T>;
+template <class T, class A>
+inline void gather(const Dims& dims, const T* x, int64_t begin, int64_t end, A* buffer) {
   if (dims.count == 0) {
     buffer[0] = widen(x[0]);
     return;
@@ -101,8 +110,8 @@ inline void gather(const Dims& dims, const T* x, int64_t begin, int64_t end, acc
 constexpr int64_t gather_block = 16 * sum_lanes;
 
 // Any strides: blocks of terms are gathered into a contiguous buffer and go on with the lanes where the last block stopped.
-template <class T, class Step>
-inline void for_each_block(const Dims& dims, const T* x, accumulator_t<T>* buffer, const Step& step) {
+template <class T, class A, class Step>
+inline void for_each_block(const Dims& dims, const T* x, A* buffer, const Step& step) {
   for (int64_t begin = 0; begin < dims.numel; begin += gather_block) {
     const int64_t end = std::min(begin + gather_block, dims.numel);
     gather(dims, x, begin, end, buffer);
@@ -110,9 +119,8 @@ inline void for_each_block(const Dims& dims, const T* x, accumulator_t<T>* buffe
   }
 }
 
-template <class T>
-inline accumulator_t<T> gathered_sum(const Dims& dims, const T* x, accumulator_t<T>* buffer) {
-  using A = accumulator_t<T>;
+template <class T, class A>
+inline A gathered_sum(const Dims& dims, const T* x, A* buffer) {
   Vec<A> lanes[16];
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
   for_each_block(dims, x, buffer, [&](int64_t n) {
@@ -123,9 +131,8 @@ inline accumulator_t<T> gathered_sum(const Dims& dims, const T* x, accumulator_t
   return fold_lanes<16>(lanes);
 }
 
-template <class T>
-inline accumulator_t<T> gathered_squares(const Dims& dims, const T* x, accumulator_t<T> center, accumulator_t<T>* buffer) {
-  using A = accumulator_t<T>;
+template <class T, class A>
+inline A gathered_squares(const Dims& dims, const T* x, A center, A* buffer) {
   Vec<A> lanes[16];
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
   const Vec<A> c = Vec<A>::fill(center);
@@ -138,9 +145,8 @@ inline accumulator_t<T> gathered_squares(const Dims& dims, const T* x, accumulat
   return fold_lanes<16>(lanes);
 }
 
-template <class T>
-inline accumulator_t<T> gathered_product(const Dims& dims, const T* x, accumulator_t<T>* buffer) {
-  using A = accumulator_t<T>;
+template <class T, class A>
+inline A gathered_product(const Dims& dims, const T* x, A* buffer) {
   Vec<A> lanes[16];
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::fill(A(1));
   for_each_block(dims, x, buffer, [&](int64_t n) {
@@ -156,10 +162,9 @@ inline accumulator_t<T> gathered_product(const Dims& dims, const T* x, accumulat
 }
 
 // Reduces up to column_block columns that lie next to each other in x.
-template <class T>
-inline void reduce_columns(const Finish<T>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out, T* mean_out,
+template <class T, class A>
+inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out, T* mean_out,
                            int64_t out_stride) {
-  using A = accumulator_t<T>;
   A total[column_block], mean[column_block];
   column_sums(
       n, columns,
@@ -181,20 +186,10 @@ inline void reduce_columns(const Finish<T>& finish, int64_t n, const int64_t* of
   finish.write(columns, total, out, out_stride);
 }
 
-}  // namespace reduction
-
-// x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in their order.
-// mean_out may be null; for var and std it receives the rounded mean.
-template <class T>
-void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
-            int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, T* mean_out,
-            int64_t threads) {
-  using namespace reduction;
-  using A = accumulator_t<T>;
-  const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
+// The schedules: rows, columns, anything else. A is what is accumulated in.
+template <class T, class A>
+void reduce_as(const Finish<A>& finish, const Dims& outer, const Dims& reduced, const T* x, T* out, T* mean_out, int64_t threads) {
   const int64_t outputs = outer.numel, n = reduced.numel;
-  if (outputs == 0) return;
-  const Finish<T> finish(Reduction(op), n, correction);
   const bool sums = finish.op != Reduction::prod;
   const double cost = double(n) * (finish.is_variance() ? 0.25 : 0.125);
 
@@ -253,6 +248,27 @@ void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* ou
       finish.write(1, &total, out + o, 1);
     }
   });
+}
+
+}  // namespace reduction
+
+// x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in their order.
+// mean_out may be null; for var and std it receives the rounded mean.
+template <class T>
+void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
+            int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, T* mean_out,
+            int64_t threads) {
+  using namespace reduction;
+  const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
+  if (outer.numel == 0) return;
+  const auto run = [&](auto accumulator) {
+    using A = decltype(accumulator);
+    reduce_as<T, A>(Finish<A>(Reduction(op), reduced.numel, correction), outer, reduced, x, out, mean_out, threads);
+  };
+  if (Reduction(op) == Reduction::var || Reduction(op) == Reduction::std)
+    run(typename VarianceAccumulator<T>::type());
+  else
+    run(accumulator_t<T>());
 }
 
 }  // namespace bi

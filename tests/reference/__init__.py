@@ -104,6 +104,9 @@ def reduce(
     """
     if op not in _REDUCTIONS:
         raise ValueError(f"op is one of {', '.join(_REDUCTIONS)}, not {op!r}")
+    if op in ("var", "std") and x.dtype == torch.float32:
+        # float32 would lose a bit of what stock's float64 keeps.
+        return reduce(op, x.double(), dims, keepdim, correction).float()
     accumulation = accumulation_dtype(x.dtype)
     requested = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
     reduced = sorted({_wrap(dim, x.dim()) for dim in requested}) if x.dim() else []

@@ -373,10 +373,15 @@ def correctly_rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
 def test_norms_are_made_of_the_stated_steps(dtype: torch.dtype) -> None:
     x, weight, bias = random(7, 333, dtype=dtype) * 3 + 1, random(333, dtype=dtype, seed=1), random(333, dtype=dtype, seed=2)
     d = x - reference.reduce("mean", x, 1, keepdim=True)
-    mean_square = reference.reduce("var", x, 1, keepdim=True, correction=0)  # fl(q / n)
-    rstd = 1 / correctly_rounded_sqrt(mean_square + 1e-5)
+    rstd = reference.rms_norm(d, (333,))[1]
+    var, std = (reference.reduce(op, x, 1, keepdim=True, correction=0) for op in ("var", "std"))
+    if dtype == torch.float64:  # var is fl(q / n)
+        assert same_bits(rstd, 1 / correctly_rounded_sqrt(var + 1e-5))
+        assert same_bits(std, correctly_rounded_sqrt(var))
+    else:
+        wide = reference.reduce("var", x.double(), 1, keepdim=True, correction=0)
+        assert same_bits(var, wide.float()) and same_bits(std, correctly_rounded_sqrt(wide).float())
     y = d * rstd
-    assert same_bits(reference.reduce("std", x, 1, keepdim=True, correction=0), correctly_rounded_sqrt(mean_square))
     assert same_bits(reference.layer_norm(x, (333,))[2], rstd)
     assert same_bits(reference.layer_norm(x, (333,))[0], y)
     assert same_bits(reference.layer_norm(x, (333,), weight)[0], y * weight)
@@ -390,7 +395,6 @@ def test_norms_are_made_of_the_stated_steps(dtype: torch.dtype) -> None:
 
     rstd = reference.rms_norm(x, (333,))[1]
     assert same_bits(reference.rms_norm(x, (333,), weight)[0], (x * rstd) * weight)
-    assert same_bits(reference.rms_norm(d, (333,))[1], 1 / correctly_rounded_sqrt(mean_square + 1e-5))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -107,6 +107,14 @@ def test_accuracy_is_that_of_stock(op: str, n: int) -> None:
     assert relative_error(reduce(op, x, [1]), exact) <= max(1.5 * stock, 6e-8)
 
 
+@pytest.mark.parametrize("n", [8, 24, 96, 1000])
+def test_variances_lose_nothing_to_stock(n: int) -> None:
+    x = randn(1000, n) + 0.5
+    for op in ("var", "std"):
+        exact = getattr(torch, op)(x.double(), 1)
+        assert relative_error(reduce(op, x, [1]), exact) <= 1.05 * relative_error(getattr(torch, op)(x, 1), exact), op
+
+
 def test_empty() -> None:
     x = torch.ones(3, 0)
     assert_same_bits(ops.sum(x, [1]), torch.zeros(3))
