@@ -2,6 +2,10 @@
 
 Each has the name and the schema of the op of torch that it stands for. Leading dims of these ops are batch dims by their definition, and
 the kernels behind them (LAPACK, FFT libraries) choose by the number of matrices, their strides and the number of threads.
+
+torch.set_num_threads sets the calling thread's OpenMP and MKL threads, so calls in several Python threads neither see nor undo each
+other's single thread. It also sets what a Python thread starts with: one whose first op of torch falls into such a call keeps one thread
+(slower, the same bits) until it calls torch.set_num_threads itself.
 """
 
 from __future__ import annotations

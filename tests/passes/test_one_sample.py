@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -176,3 +178,51 @@ def test_a_product_with_the_reflectors_of_each_sample() -> None:
     torch.testing.assert_close(out, torch.ormqr(reflectors, tau, other))
     (factor,) = ours(torch.cholesky, a @ a.mT + torch.eye(5))
     torch.testing.assert_close(factor, torch.cholesky(a @ a.mT + torch.eye(5)))
+
+
+def mkl_threads() -> str:
+    """The number of threads of MKL in the calling thread, as torch reports it; "" in a build without MKL."""
+    return "".join(re.findall(r"mkl_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info()))
+
+
+def test_a_call_that_ends_leaves_the_single_thread_of_another_call_alone() -> None:
+    entered, other_left, found = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        torch.set_num_threads(2)
+        with thread_count(1):
+            entered.set()
+            other_left.wait(60)
+            found.append((torch.get_num_threads(), mkl_threads() or "1"))
+        found.append((torch.get_num_threads(), mkl_threads() or "2"))
+
+    with thread_count(2):
+        thread = threading.Thread(target=other)
+        with thread_count(1):
+            thread.start()
+            assert entered.wait(60)
+        assert torch.get_num_threads() == 2
+        other_left.set()
+        thread.join()
+    assert found == [(1, "1"), (2, "2")]
+
+
+def test_calls_in_several_threads_have_the_bits_of_one_call() -> None:
+    batches = [randn(6, 64, 64, seed=seed) + 20 * torch.eye(64) for seed in range(4)]
+    expected = [torch.ops.bi_inductor.linalg_inv_ex(a)[0] for a in batches]
+    found: list[Tensor | None] = [None] * len(batches)
+
+    def invert(i: int) -> None:
+        torch.set_num_threads(i + 1)
+        for _ in range(5):
+            found[i] = torch.ops.bi_inductor.linalg_inv_ex(batches[i])[0]
+            assert torch.get_num_threads() == i + 1
+
+    threads = [threading.Thread(target=invert, args=(i,)) for i in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for given, alone in zip(found, expected, strict=True):
+        assert given is not None
+        assert_same_bits(given, alone)
