@@ -24,8 +24,6 @@ from bi_inductor.settings import thread_count
 aten = torch.ops.aten
 
 MATRIX, VECTOR, NUMBER = 2, 1, 0
-# Of a batch of volumes [n, channels, depth, height, width] or grids [n, depth, height, width, 3].
-VOLUMES = 4
 
 
 class Ranks(NamedTuple):
@@ -60,11 +58,7 @@ RANKS: dict[Any, Ranks] = {
     aten.cholesky_inverse.default: Ranks((MATRIX,), (MATRIX,)),
     aten.cholesky.default: Ranks((MATRIX,), (MATRIX,)),
     aten.ormqr.default: Ranks((MATRIX, VECTOR, MATRIX), (MATRIX,)),
-    aten.grid_sampler_3d.default: Ranks((VOLUMES, VOLUMES), (VOLUMES,)),
 }
-
-# These ask for a batch dim: they get one of one sample.
-WITH_BATCH_DIM = (aten.grid_sampler_3d.default,)
 
 # Their dims are named by the second argument.
 TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
@@ -132,12 +126,10 @@ def _each_sample(op: Any, *arguments: Any, **named: Any) -> Any:
     with thread_count(1):
         for place in itertools.product(*map(range, batch)):
             samples = [_sample(x, rank, place) for x, rank in zip(operands, ranks.operands, strict=True)]
-            if op in WITH_BATCH_DIM:
-                samples = [None if sample is None else sample.unsqueeze(0) for sample in samples]
             found = op(*samples[:positional], *rest, **others, **dict(zip(keywords, samples[positional:], strict=True)))
             for out, rank, value in zip(results, ranks.results, _as_list(found), strict=True):
                 if out.numel():
-                    _at(out, rank, place).copy_(value.squeeze(0) if op in WITH_BATCH_DIM else value)
+                    _at(out, rank, place).copy_(value)
     return results[0] if len(results) == 1 else tuple(results)
 
 
