@@ -305,12 +305,13 @@ class _Search:
         """One sentence."""
         if not step.repeatable:
             return "the op gives other bits each time it is called: it is random or not deterministic, so this is not due to the batch"
+        by_meaning = "so no kernel can make it independent of the batch"
         layouts = [self.captured.layouts[node] for node in (step.node, *producer_of(step.node).all_input_nodes)]
         batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
         if not batches[0] and any(batches[1:]):
-            return "the op mixes samples by its meaning: its result has no batch dim, so no kernel can make it independent of the batch"
+            return f"the op mixes samples by its meaning: its result has no batch dim, {by_meaning}"
         if self.works_along_the_batch(producer_of(step.node)):
-            return "the op mixes samples by its meaning: it works along the dim that holds them, so no kernel can make it independent of the batch"
+            return f"the op mixes samples by its meaning: it works along the dim that holds them, {by_meaning}"
         if step.moved:
             names = ", ".join(_name(node) for node in step.moved)
             if any(setting.positions is not None for setting in self.settings):
