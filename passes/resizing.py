@@ -59,7 +59,8 @@ def _windows(
 
 def _resized(x: torch.Tensor, dim: int, place: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     gathered = x.index_select(dim, place.flatten()).unflatten(dim, list(place.shape))
-    return (gathered * weight.reshape([*place.shape, *[1] * (x.dim() - dim - 1)])).sum(dim + 1)
+    result: torch.Tensor = (gathered * weight.reshape([*place.shape, *[1] * (x.dim() - dim - 1)])).sum(dim + 1)
+    return result
 
 
 def _spread(grad: torch.Tensor, dim: int, size: Any, place: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -142,7 +143,7 @@ BORDER, REFLECTION = 1, 2
 def _place(coordinate: torch.Tensor, size: Any, padding_mode: int, align_corners: bool) -> torch.Tensor:
     """Coordinates from -1 to 1 as places along a dim of ``size``."""
     if align_corners:
-        place = (coordinate + 1) / 2 * (size - 1)
+        place: torch.Tensor = (coordinate + 1) / 2 * (size - 1)
     else:
         place = ((coordinate + 1) * size - 1) / 2
     if padding_mode == REFLECTION:
