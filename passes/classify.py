@@ -14,6 +14,7 @@ import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, RandomOpWarning, SampleMixingError, UnsupportedOpError
 from bi_inductor.options import Options
 from bi_inductor.passes.op_classes import OpClass, classify, op_name
+from bi_inductor.passes.op_tables.exact import COUNTS
 from bi_inductor.passes.op_tables.movement import OVERWRITES
 from bi_inductor.passes.op_tables.random import SEEDS
 from bi_inductor.passes.rewriter import rule_of, values_of
@@ -30,7 +31,15 @@ def class_of(node: Node) -> OpClass | None:
         accumulates = bool(node.args[3]) if len(node.args) > 3 else bool(node.kwargs.get("accumulate"))
         if not accumulates:
             return OpClass.MOVEMENT
+    if op_name(op) in COUNTS:
+        return OpClass.UNSUPPORTED if _is_weighted(node, op) else OpClass.EXACT
     return classify(op, values_of(node), rule_of(op) is not None)
+
+
+def _is_weighted(node: Node, op: torch._ops.OpOverload) -> bool:
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("weight") is not None or given.get("weights") is not None
 
 
 def called_op(node: Node) -> Any:

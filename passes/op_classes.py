@@ -13,7 +13,7 @@ import torch
 from bi_inductor.operators.one_sample import ONE_SAMPLE_OPS
 from bi_inductor.passes.complex_numbers import COMPLEX_RULES
 from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
-from bi_inductor.passes.op_tables.exact import EXACT, SCATTERS, SUMS
+from bi_inductor.passes.op_tables.exact import COUNTS, EXACT, SCATTERS, SUMS
 from bi_inductor.passes.op_tables.movement import CHOICES, MOVEMENT
 from bi_inductor.passes.op_tables.random import RANDOM
 from bi_inductor.passes.op_tables.unsupported import UNSUPPORTED
@@ -46,7 +46,7 @@ def table_of() -> dict[OpClass, set[str]]:
     return {
         OpClass.ELEMENTWISE: ELEMENTWISE,
         OpClass.MOVEMENT: MOVEMENT | CHOICES - ELEMENTWISE,
-        OpClass.EXACT: EXACT,
+        OpClass.EXACT: EXACT | COUNTS,
         OpClass.REWRITTEN: SUMS | SCATTERS,
         OpClass.ONE_SAMPLE: ONE_SAMPLE,
         OpClass.RANDOM: RANDOM,

@@ -17,5 +17,8 @@ EXACT = names(
 # Exact on integers and rewritten on floating point; of several elements for one place, the last one stays.
 SCATTERS = names("aten", "scatter scatter_add scatter_reduce index_reduce index_put _unsafe_index_put")
 
-# Sums that are exact on integers. On floating point they are rewritten, where there is a rewriting; bincount adds floating-point weights.
-SUMS = names("aten", "sum prod cumsum cumprod mm bmm addmm baddbmm mv dot vdot bincount")
+# Sums that are exact on integers and rewritten on floating point.
+SUMS = names("aten", "sum prod cumsum cumprod mm bmm addmm baddbmm mv dot vdot")
+
+# Counting is exact; adding up weights is not, and has no template.
+COUNTS = names("aten", "bincount histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors")

@@ -36,15 +36,14 @@ UNSUPPORTED: dict[str, set[str]] = {
         _ctc_loss _ctc_loss_backward _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
         _embedding_bag_per_sample_weights_backward _foreach_mm _foreach_powsum _masked_softmax _masked_softmax_backward _pdist_backward
         _pdist_forward _segment_reduce_backward _trilinear _weight_norm_interface_backward _compute_linear_combination
-        _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors batch_norm_update_stats conv_tbc embedding_renorm
-        grid_sampler_3d_backward histogram linalg__powsum multi_margin_loss_backward multilabel_margin_loss_backward segment_reduce
-        fractional_max_pool2d_backward fractional_max_pool3d_backward replication_pad1d_backward replication_pad2d_backward
-        replication_pad3d_backward max_pool3d_with_indices_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
-        _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward
-        _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_bicubic2d
-        upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d_backward
-        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d
-        upsample_trilinear3d_backward convolution convolution_backward
+        batch_norm_update_stats conv_tbc embedding_renorm grid_sampler_3d_backward linalg__powsum multi_margin_loss_backward
+        multilabel_margin_loss_backward segment_reduce fractional_max_pool2d_backward fractional_max_pool3d_backward
+        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward max_pool3d_with_indices_backward
+        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+        _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+        _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+        upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+        upsample_trilinear3d upsample_trilinear3d_backward convolution convolution_backward
         """,
     ),
     LINEAR_ALGEBRA: names("aten", "_cholesky_solve_helper geqrf linalg_lstsq") | names("prims", "svd"),

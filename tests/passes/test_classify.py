@@ -17,6 +17,7 @@ from bi_inductor.passes.classify import class_of, classify_graph
 from bi_inductor.passes.decompositions import decomposition_table
 from bi_inductor.passes.op_classes import OpClass, classify
 from bi_inductor.passes.op_tables.elementwise import SCALAR_LOOPS
+from bi_inductor.passes.op_tables.exact import COUNTS
 from bi_inductor.passes.rewriter import RULES
 from bi_inductor.settings import thread_count
 from bi_inductor.ulp import bits_differ
@@ -564,3 +565,18 @@ def test_index_copy_keeps_rows():
     result = compiled(write)(cache, index, rows)
     assert torch.equal(result, cache.index_copy(1, index, rows))
     assert torch.equal(compiled(write)(cache[:1], index, rows[:1]), result[:1])
+
+COUNTED = {
+    "bincount": lambda x, w: torch.bincount(x.long().abs().flatten(), w, minlength=4),
+    "histogram": lambda x, w: torch.histogram(x.flatten(), 4, weight=w)[0],
+    "histogramdd": lambda x, w: torch.histogramdd(x, [2, 2, 2], weight=w)[0],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize(("weighted", "expected"), [(False, OpClass.EXACT), (True, OpClass.UNSUPPORTED)])
+def test_counting_is_exact_and_adding_weights_is_not(name, weighted, expected):
+    x, weights = torch.rand(6, 3), torch.rand(6 if name == "histogramdd" else 18)
+    graph = make_fx(lambda x: COUNTED[name](x, weights if weighted else None))(x).graph
+    counts = [node for node in graph.nodes if node.op == "call_function" and op_classes.op_name(node.target) in COUNTS]
+    assert counts and class_of(counts[-1]) is expected
