@@ -2,6 +2,7 @@
 # make test    run the test suite; make test TORCH=2.14.1 runs it on another torch, in an environment of its own
 # make test-full  the suite and what takes too long for every change (marked full)
 # make models  run every architecture of tests/models and write docs/models.md (about an hour, goes on where it was stopped)
+# make coverage  write docs/coverage.md from the table of classes and the record of torch's operator table
 # make lint    ruff (rules and format) and mypy
 # make bench   compare with stock Inductor and eager
 # make clean   remove caches and build outputs; make distclean removes the environments too
@@ -40,7 +41,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/$(CACHE)
 # A name set outside must not decide which packages the environment sees.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-full models lint bench install clean distclean
+.PHONY: demo test test-full models coverage lint bench install clean distclean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -65,6 +66,9 @@ lint: $(READY)
 	@ln -s $(addprefix $(CURDIR)/,$(filter-out %/__pycache__,$(wildcard bi_inductor/*)) passes templates) .cache/typecheck/bi_inductor
 	@ln -s $(CURDIR)/pytest_bi_inductor.py .cache/typecheck
 	$(VENV)/bin/mypy | sed -E 's#^\.cache/typecheck/(bi_inductor/(passes|templates)/)?#\2/#; s#^/##'
+
+coverage: $(READY)
+	$(VENV)/bin/python -m tests.opinfo.coverage
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)

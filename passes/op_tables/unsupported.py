@@ -24,9 +24,9 @@ UNSUPPORTED: dict[str, set[str]] = {
     ELEMENTWISE_OF_ATEN: names(
         "aten",
         """
-        __lshift__ __rshift__ _add_relu _neg_view_copy hardshrink_backward softshrink_backward igamma _dirichlet_grad
-        _standard_gamma_grad _amp_foreach_non_finite_check_and_unscale _amp_update_scale _conj_copy range logspace fft_fftfreq
-        fft_rfftfreq bartlett_window blackman_window hamming_window kaiser_window
+        __lshift__ __rshift__ _add_relu _neg_view_copy hardshrink_backward softshrink_backward igamma _dirichlet_grad _standard_gamma_grad
+        _amp_foreach_non_finite_check_and_unscale _amp_update_scale _conj_copy range logspace fft_fftfreq fft_rfftfreq bartlett_window
+        blackman_window hamming_window kaiser_window
         """,
     )
     | names("prims", "igamma igammac"),
@@ -86,8 +86,9 @@ UNSUPPORTED: dict[str, set[str]] = {
         _index_put_impl _logcumsumexp _nnpack_spatial_convolution _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable
         _scaled_dot_product_fused_attention_overrideable_backward _slow_conv2d_backward _slow_conv2d_forward _stack
-        _transform_bias_rescale_qkv convolution_backward_overrideable convolution_overrideable grid_sampler_2d_backward mkldnn_convolution
-        slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d to_mkldnn
+        _transform_bias_rescale_qkv convolution_backward_overrideable convolution_overrideable grid_sampler_2d_backward grid_sampler_3d
+        mkldnn_convolution slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d
+        to_mkldnn
         """,
     ),
     SCALARS: names("aten", "_foreach_addcdiv _foreach_addcmul"),
