@@ -77,6 +77,8 @@ def decomposition_table(version: str) -> DecompositionTable:
     table.update(quantized.decomposed_ops())
     table.update(foreach.DECOMPOSITIONS)
     table[aten.addbmm.default] = addbmm
+    # torch.grid_sampler_3d by its own name; grid_sample is captured.
+    table[aten.grid_sampler_3d.default] = resizing.grid_sampler_3d
     for op, shift in ((aten.__lshift__, aten.bitwise_left_shift), (aten.__rshift__, aten.bitwise_right_shift)):
         # What Python's << and >> call, under the names that have a class.
         table[op.Tensor], table[op.Scalar] = shift.Tensor, shift.Tensor_Scalar

@@ -93,3 +93,9 @@ def test_compiled_in_one_graph() -> None:
     for m in (1, 2, 3):
         assert_same_bits(compiled(x[:m]), whole[:m], m)
     torch.testing.assert_close(ours(SAMPLES["antialiased bilinear"], x)[0], whole, rtol=1e-6, atol=1e-6)
+
+
+def test_volumes_are_sampled_by_the_op_s_own_name_too() -> None:
+    x, grid = randn(2, 3, 4, 5, 6), randn(2, 3, 4, 2, 3, seed=1).tanh()
+    (out,) = ours(lambda x, grid: torch.grid_sampler_3d(x, grid, 0, 0, False), x, grid)
+    torch.testing.assert_close(out, torch.grid_sampler_3d(x, grid, 0, 0, False))
