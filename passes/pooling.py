@@ -223,6 +223,11 @@ def _adaptive_max_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.T
     return zeros.scatter_add(-1, indices.flatten(-dims), wide.flatten(-dims)).reshape(x.shape).to(x.dtype)
 
 
+def _chosen_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, dims: int) -> Any:
+    """The gradient of a pool that chose one element a window: windows that share it add up in their order."""
+    return _adaptive_max_backward(grad, x, indices, dims) if x.dtype in DTYPES else NotImplemented
+
+
 def _decompositions(dims: int) -> dict[Any, Any]:
     def average(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _average(x, Pooling.of(dims, *args, **kwargs)) if x.dtype in DTYPES else NotImplemented
@@ -240,7 +245,12 @@ def _decompositions(dims: int) -> dict[Any, Any]:
         return _adaptive_max(x, output_size) if x.dtype in DTYPES else NotImplemented
 
     def adaptive_max_backward(grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor) -> Any:
-        return _adaptive_max_backward(grad, x, indices, dims) if x.dtype in DTYPES else NotImplemented
+        return _chosen_backward(grad, x, indices, dims)
+
+    def fractional_max_backward(
+        grad: torch.Tensor, x: torch.Tensor, kernel_size: Sequence[int], output_size: Sequence[int], indices: torch.Tensor
+    ) -> Any:
+        return _chosen_backward(grad, x, indices, dims)
 
     return {
         getattr(aten, f"avg_pool{dims}d").default: average,
@@ -249,7 +259,25 @@ def _decompositions(dims: int) -> dict[Any, Any]:
         getattr(aten, f"_adaptive_avg_pool{dims}d_backward").default: adaptive_average_backward,
         getattr(aten, f"adaptive_max_pool{dims}d").default: adaptive_max,
         getattr(aten, f"adaptive_max_pool{dims}d_backward").default: adaptive_max_backward,
+        getattr(aten, f"fractional_max_pool{dims}d_backward").default: fractional_max_backward,
     }
 
 
-DECOMPOSITIONS: dict[Any, Any] = {**_decompositions(2), **_decompositions(3)}
+def _max_pool3d_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> Any:
+    return _chosen_backward(grad, x, indices, 3)
+
+
+DECOMPOSITIONS: dict[Any, Any] = {
+    **_decompositions(2),
+    **_decompositions(3),
+    aten.max_pool3d_with_indices_backward.default: _max_pool3d_backward,
+}

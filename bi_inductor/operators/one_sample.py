@@ -54,10 +54,10 @@ RANKS: dict[Any, Ranks] = {
     aten.triangular_solve.default: Ranks((MATRIX, MATRIX), (MATRIX, MATRIX)),
     aten.linalg_pinv.atol_rtol_tensor: Ranks((MATRIX, NUMBER, NUMBER), (MATRIX,)),
     aten.linalg_householder_product.default: Ranks((MATRIX, VECTOR), (MATRIX,)),
+    aten.ormqr.default: Ranks((MATRIX, VECTOR, MATRIX), (MATRIX,)),
     aten.cholesky_solve.default: Ranks((MATRIX, MATRIX), (MATRIX,)),
     aten.cholesky_inverse.default: Ranks((MATRIX,), (MATRIX,)),
     aten.cholesky.default: Ranks((MATRIX,), (MATRIX,)),
-    aten.ormqr.default: Ranks((MATRIX, VECTOR, MATRIX), (MATRIX,)),
 }
 
 # Their dims are named by the second argument.

@@ -37,8 +37,8 @@ UNSUPPORTED: dict[str, set[str]] = {
         _embedding_bag_per_sample_weights_backward _foreach_mm _foreach_powsum _masked_softmax _masked_softmax_backward _pdist_backward
         _pdist_forward _segment_reduce_backward _trilinear _weight_norm_interface_backward _compute_linear_combination
         batch_norm_update_stats conv_tbc embedding_renorm grid_sampler_3d_backward linalg__powsum multi_margin_loss_backward
-        multilabel_margin_loss_backward segment_reduce fractional_max_pool2d_backward fractional_max_pool3d_backward
-        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward max_pool3d_with_indices_backward
+        multilabel_margin_loss_backward segment_reduce
+        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
         _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
         _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
         _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward

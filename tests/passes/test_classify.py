@@ -281,6 +281,7 @@ def order_free(x):
         "sort, index": x.sort(-1)[1],
         "topk, index": x.topk(7, -1)[1],
         "median, index": x.median(-1)[1],
+        "nanmedian, index": x.nanmedian(-1)[1],
         "cummax, index": torch.cummax(x, -1)[1],
         "searchsorted": torch.searchsorted(torch.tensor([0.0, 1.0, 1.0, 2.0]), x),
         "max_pool1d": torch.nn.functional.max_pool1d(x, 3),

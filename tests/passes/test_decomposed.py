@@ -175,6 +175,76 @@ def test_transposed_convolution_has_torchs_values(
     assert_as_torch(lambda x, weight: fn(x[0], weight), x, weight)
 
 
+FORWARD = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+# dims, stride, padding, dilation, groups of 8 channels; 8 is depthwise.
+CONVOLVED: dict[str, tuple[int, Any, Any, Any, int]] = {
+    "1d dilated": (1, 1, "same", 3, 1),
+    "1d depthwise": (1, 2, 1, 1, 8),
+    "2d": (2, (2, 1), (1, 2), 1, 1),
+    "2d grouped and dilated": (2, 1, 2, (2, 1), 4),
+    "2d depthwise": (2, 2, 1, 1, 8),
+    "3d": (3, 1, "same", 1, 1),
+    "3d depthwise": (3, (1, 2, 1), 1, 1, 8),
+}
+
+
+def convolution_of(name: str) -> tuple[Any, tuple[Tensor, ...]]:
+    """A convolution, and five samples, weight and bias for it."""
+    dims, stride, padding, dilation, groups = CONVOLVED[name]
+
+    def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return FORWARD[dims](x, weight, bias, stride, padding, dilation, groups)
+
+    x, weight = randn(5, 8, *(9, 7, 5)[:dims]), randn(16, 8 // groups, *(3, 3, 2)[:dims], seed=1)
+    return fn, tuple(operand.requires_grad_() for operand in (x, weight, randn(16, seed=2)))
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_convolution_has_torchs_values_its_accuracy_and_its_bits_in_every_batch(name: str) -> None:
+    fn, (x, weight, bias) = convolution_of(name)
+    whole, expected = ours(fn, x, weight, bias), stock(fn, x, weight, bias)
+    exact = stock(fn, *(operand.detach().double().requires_grad_() for operand in (x, weight, bias)))
+    for given, torchs, reference in zip(whole, expected, exact, strict=True):
+        torch.testing.assert_close(given, torchs, rtol=1e-4, atol=1e-3)
+        # 1e-7: sums of few terms are exact to the last bit in either.
+        assert relative_error(given, reference) <= max(1.5 * relative_error(torchs, reference), 1e-7)
+    for batch in (slice(0, 1), slice(1, 3), slice(2, 5)):
+        out, grad, *_ = ours(fn, x[batch].detach().requires_grad_(), weight, bias)
+        assert_same_bits(out, whole[0][batch], batch)
+        assert_same_bits(grad, whole[1][batch], batch)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross entropy": lambda x, t, _: functional.cross_entropy(x, t, reduction="none"),
+    "smoothed": lambda x, t, p: functional.cross_entropy(x, t, weight=p[0], label_smoothing=0.1, reduction="none"),
+    "probabilities": lambda x, t, p: functional.cross_entropy(x, p, reduction="none"),
+    "images": lambda x, t, _: functional.cross_entropy(x.unsqueeze(-1).expand(-1, -1, 3), t.unsqueeze(-1).expand(-1, 3), reduction="none"),
+    "nll": lambda x, t, p: functional.nll_loss(x.log_softmax(-1), t, weight=p[0], reduction="none"),
+    "kl": lambda x, t, p: functional.kl_div(x.log_softmax(-1), p, reduction="none").sum(-1),
+    "kl of logarithms": lambda x, t, p: functional.kl_div(x.log_softmax(-1), p.log(), log_target=True, reduction="none").mean(-1),
+    "binary": lambda x, t, p: functional.binary_cross_entropy_with_logits(x, p, pos_weight=p[0], reduction="none").sum(-1),
+    "huber": lambda x, t, p: functional.huber_loss(x, p, reduction="none").mean(-1),
+    "cosine": lambda x, t, p: functional.cosine_embedding_loss(x, p, torch.ones(len(x)), reduction="none"),
+    "triplet": lambda x, t, p: functional.triplet_margin_loss(x, p, p + 1, reduction="none"),
+    "margin": lambda x, t, _: functional.multi_margin_loss(x, t.clamp(min=0), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_has_torchs_values_and_its_bits_in_every_batch(name: str) -> None:
+    # Whole vectors: torch's pointwise kernels, which run here, have another tail.
+    x, p = randn(9, 256).requires_grad_(), randn(9, 256, seed=1).softmax(-1)
+    t = torch.tensor([0, 3, 6, -100, 2, 250, 5, 255, 0])
+    # The first sample's probabilities serve as weights of classes: every batch starts with it.
+    whole, expected = ours(LOSSES[name], x, t, p), stock(LOSSES[name], x, t, p)
+    for given, torchs in zip(whole, expected, strict=True):
+        torch.testing.assert_close(given, torchs, rtol=1e-4, atol=1e-5)
+    for count in (1, 2, 5):
+        for given, all_samples in zip(ours(LOSSES[name], x[:count].detach().requires_grad_(), t[:count], p[:count]), whole, strict=True):
+            assert_same_bits(given, all_samples[:count], count)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, math.inf])
 def test_distances_have_torchs_values(p: float) -> None:
     x, y = randn(2, 3, 4), randn(5, 4, seed=1)

@@ -9,6 +9,7 @@ from typing import Any
 import expecttest
 import pytest
 import torch
+import torch._inductor.lowering  # what max_pool3d decomposes into is defined there
 from torch import Tensor
 from torch.nn import functional
 
@@ -213,6 +214,8 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "average": lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
     "adaptive": lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
     "even": lambda x: functional.adaptive_avg_pool2d(x, (3, 5)),
+    "maximum of volumes": lambda x: functional.max_pool3d(x.unsqueeze(1), 3, 2, 1),
+    "maximum of fractions": lambda x: functional.fractional_max_pool2d(x, 3, (4, 5), _random_samples=torch.full((len(x), 4, 2), 0.3)),
     "maximum": lambda x: functional.adaptive_max_pool2d(x, (4, 4)),
     "power": lambda x: functional.lp_pool2d(x, 2.0, 2),
     "response norm": lambda x: functional.local_response_norm(x, 3),
