@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,8 +29,9 @@ HEADERS = ("architecture", "class", "calls", "rewritten", "eager", "dynamic", "p
 
 INTRODUCTION = """# Models
 
-{passed} of {total} architectures of transformers {transformers} keep their bits in every batch (torch {torch}). Each is a tiny
-model with random weights (`tests/models/architectures`), compiled with `backend="batch_invariant"`. Written by
+{total} architectures of transformers {transformers} (torch {torch}): {dynamic} pass with one graph for every batch size, {static} with a
+graph for each. Each is a tiny model with random weights (`tests/models/architectures`), compiled with
+`backend="batch_invariant"`. Written by
 
     make models
 
@@ -44,6 +44,8 @@ also with NaN in all other samples. Samples of text have different lengths and a
 - padding: the sides on which the text was made {padding} tokens longer, in the same graphs, and compared with itself unpadded;
   a dash where more padding is another input by the model's meaning
 - static: rows that differ with a graph for each batch size
+
+An empty cell was not run.
 
 A model passes when no row differs, Dynamo does not split it, nothing is reported as random, opaque or mixing samples, NaN in
 the neighbours reaches no sample, and no op runs one sample at a time ({fallbacks}).
@@ -79,22 +81,24 @@ def markdown(results: Mapping[tuple[str, str], Examination]) -> str:
     """docs/models.md."""
     known = ", ".join(f"{name}: {', '.join(sorted(ops))}" for name, ops in FALLBACKS.items())
     families: dict[str, list[Architecture]] = {}
-    passed: Counter[str] = Counter()
     for architecture in ARCHITECTURES:
         families.setdefault(architecture.family, []).append(architecture)
-        passed[architecture.family] += all((result := results.get((architecture.name, part))) and result.passed for part in PARTS)
+
+    def passed(members: Sequence[Architecture], part: str) -> int:
+        return sum((result := results.get((architecture.name, part))) is not None and result.passed for architecture in members)
+
     lines = [
         INTRODUCTION.format(
-            passed=sum(passed.values()),
             total=len(ARCHITECTURES),
+            **{part: passed(ARCHITECTURES, part) for part in PARTS},
             transformers=transformers.__version__,
             torch=torch.__version__.partition("+")[0],
             padding=PADDING,
             fallbacks=f"but for {known}" if known else "none does",
         ),
-        _row("family", "architectures", "pass"),
-        _row("---", "--:", "--:"),
-        *(_row(family, len(members), passed[family]) for family, members in families.items()),
+        _row("family", "architectures", *(f"{part}, pass" for part in PARTS)),
+        _row("---", *["--:"] * (1 + len(PARTS))),
+        *(_row(family, len(members), *(passed(members, part) for part in PARTS)) for family, members in families.items()),
     ]
     for family, members in families.items():
         lines += ["", f"## {family.capitalize()}", "", _row(*HEADERS), _row("---", "---", *["--:"] * 4, "---", "--:")]
@@ -113,12 +117,10 @@ def _row(*cells: object) -> str:
 
 def _cells(architecture: Architecture, dynamic: Examination | None, static: Examination | None) -> list[object]:
     found = [result for result in (dynamic, static) if result]
-    calls = sum(sum(result.classes.values()) for result in found)
-    rewritten = sum(result.classes.get(OpClass.REWRITTEN.value, 0) for result in found)
+    calls = sum(sum(result.classes.values()) for result in found) or ""
+    rewritten = sum(result.classes.get(OpClass.REWRITTEN.value, 0) for result in found) or ""
     eager = f"{found[0].eager_different}/{found[0].eager_rows}" if found else ""
-    differ = [
-        "not run" if result is None else "error" if result.error else f"{result.different}/{result.rows}" for result in (dynamic, static)
-    ]
+    differ = ["" if result is None else "error" if result.error else f"{result.different}/{result.rows}" for result in (dynamic, static)]
     return [architecture.name, architecture.model, calls, rewritten, eager, differ[0], ", ".join(architecture.padding) or "-", differ[1]]
 
 

@@ -8,8 +8,9 @@ from .architecture import VOCABULARY, Architecture, text
 from .decoders import GROUPED, HEAD, SIZES
 
 
-def recurrent(name: str, model: str, config: dict[str, Any], padding: tuple[str, ...] = ("right",)) -> Architecture:
-    return Architecture(name, "state space, linear attention", model, config, text, ("logits",), padding, dynamic=True)
+def recurrent(name: str, model: str, config: dict[str, Any]) -> Architecture:
+    # Several of them write their scan out as a loop over the positions: Dynamo makes a graph for each length.
+    return Architecture(name, "state space, linear attention", model, config, text, ("logits",))
 
 
 RECURRENT = (

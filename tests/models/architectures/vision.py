@@ -133,14 +133,7 @@ VISION = (
         output="feature_maps",
     ),
     convolutional("dinov3_convnext", "DINOv3ConvNextModel", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 32}),
-    convolutional("mobilenet_v1", "MobileNetV1Model", {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 8}),
     convolutional("mobilenet_v2", "MobileNetV2Model", {"image_size": 32, "depth_multiplier": 0.25, "min_depth": 8}),
-    convolutional(
-        "mobilevit",
-        "MobileViTModel",
-        {"image_size": 32, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "num_attention_heads": 4},
-    ),
-    convolutional("mobilevitv2", "MobileViTV2Model", {"image_size": 64, "width_multiplier": 0.25}, 64),
     convolutional(
         "levit",
         "LevitModel",
