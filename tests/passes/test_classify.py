@@ -567,6 +567,7 @@ def test_index_copy_keeps_rows():
     assert torch.equal(result, cache.index_copy(1, index, rows))
     assert torch.equal(compiled(write)(cache[:1], index, rows[:1]), result[:1])
 
+
 COUNTED = {
     "bincount": lambda x, w: torch.bincount(x.long().abs().flatten(), w, minlength=4),
     "histogram": lambda x, w: torch.histogram(x.flatten(), 4, weight=w)[0],
