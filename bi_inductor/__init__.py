@@ -1,6 +1,7 @@
 """Batch-invariant compilation for PyTorch: the same bits for a sample whatever else is in the batch."""
 
 from bi_inductor import operators as operators
+from bi_inductor import random as random
 from bi_inductor.accumulation import GradientAccumulator
 from bi_inductor.aot_inductor import aoti_compile_and_package
 from bi_inductor.backend import batch_invariant

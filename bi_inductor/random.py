@@ -199,15 +199,18 @@ _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
 
 def _log(x: Tensor) -> Tensor:
-    """The natural logarithm of positive float64 numbers, spelled in operations that have one result.
+    """The natural logarithm of normal positive float64 numbers, spelled in operations that have one result.
 
     log(m * 2**e) = e ln 2 + 2 artanh((m - 1) / (m + 1)), by the series of artanh; m is from sqrt(1/2) to sqrt(2), so the argument of the
     series is below 0.172 and 11 terms leave an error below one rounding.
     """
-    mantissa, exponent = torch.frexp(x)
+    # Of the bits of a normal number the lowest 52 are those of the mantissa, the next 11 the exponent: 1022 where x is from 1/2 to 1.
+    bits = x.view(torch.int64)
+    exponent = (_shifted(bits, 52) - 1022).to(torch.float64)
+    mantissa = ((bits & ((1 << 52) - 1)) + (1022 << 52)).view(torch.float64)
     small = mantissa < math.sqrt(0.5)
     mantissa = torch.where(small, mantissa * 2.0, mantissa)
-    exponent = (exponent - small.to(torch.int32)).to(torch.float64)
+    exponent = torch.where(small, exponent - 1.0, exponent)
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
     square = ratio * ratio
     series = torch.zeros_like(square)

@@ -11,7 +11,7 @@ from torch.fx import Node
 from bi_inductor.operators.one_sample import RANKS
 from bi_inductor.passes.mixing.call import Call, join, padded
 from bi_inductor.passes.mixing.registry import RULES, Rule, rule
-from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Samples, State, States, Target, plain, size_of
+from bi_inductor.passes.mixing.states import Affine, Dim, Factor, Samples, State, States, Target, canonical, covers, plain, size_of
 
 
 def names_of(dims: Sequence[int]) -> str:
@@ -21,11 +21,43 @@ def names_of(dims: Sequence[int]) -> str:
 def pointwise(call: Call) -> States:
     """Each element follows from the elements of the operands at its place."""
     outputs: list[State] = []
+    _require_no_places(call)
     for i in range(len(call.results)):
         rank = len(call.out_shape(i))
         entries = [(state, padded(state.dims, rank)) for x in call.tensors() if (state := call.samples(x)) is not None]
         outputs.append(join(call, entries) if i == 0 else outputs[0])
     return outputs[0] if not isinstance(call.node.meta.get("val"), (tuple, list)) else list(outputs)
+
+
+def _require_no_places(call: Call) -> None:
+    """Reports numbers of samples, arange(batch), that take part in arithmetic with samples; integers may still become an index."""
+    value = call.results[0]
+    if not isinstance(value, torch.Tensor) or not (value.dtype.is_floating_point or value.dtype == torch.bool):
+        return
+    rank = len(call.out_shape())
+    states = [call.state(x) for x in call.tensors()]
+    for state in states:
+        for numbers in states:
+            if not isinstance(state, Samples) or not isinstance(numbers, Affine):
+                continue
+            for own, steps in zip(padded(state.dims, rank), padded(numbers.dims, rank), strict=True):
+                if _overlap(own, steps):
+                    call.mixes("makes a value follow the place of its sample in the batch", state)
+                    return
+
+
+def _overlap(one: Dim, other: Dim) -> bool:
+    """Whether a step to another sample along a dim also is a step to another number."""
+
+    def spans(dim: Dim) -> list[tuple[int, int]]:
+        found, inner = [], 1
+        for factor in reversed(dim):
+            if factor.stride:
+                found.append((inner, inner * factor.size))
+            inner *= factor.size
+        return found
+
+    return any(a < d and c < b for a, b in spans(one) for c, d in spans(other))
 
 
 @rule("add sub mul rsub")
@@ -38,7 +70,25 @@ def _arithmetic(call: Call) -> States:
     a, b = _affine(call, x), _affine(call, y)
     if a is not None and b is not None and isinstance(call.results[0], torch.Tensor) and not call.results[0].dtype.is_floating_point:
         return _affine_result(name, a, b, len(call.out_shape()))
+    if name == "add" and (index := _flat_index(call, call.state(x), call.state(y))) is not None:
+        return index
     return pointwise(call)
+
+
+def _flat_index(call: Call, one: State, other: State) -> Samples | None:
+    """Positions of a sample's elements in a dim [batch * n], written as ``arange(batch) * n + index``; the index is taken to be below n."""
+    state, start = (one, other) if isinstance(one, Samples) else (other, one)
+    if not isinstance(state, Samples) or not isinstance(start, Affine) or call.results[0].dtype.is_floating_point:
+        return None
+    rank = len(call.out_shape())
+    dims, steps = padded(state.dims, rank), padded(start.dims, rank)
+    if start.offset or not covers(dims, state.order, state.offset) or sum(f.stride != 0 for dim in steps for f in dim) != 1:
+        return None
+    for own, step in zip(dims, steps, strict=True):
+        if len(own) == len(step) == 1 and own[0].stride == 1 and own[0].size == step[0].size and step[0].stride > 1:
+            target = Target(canonical([own[0], Factor(step[0].stride)]), state.order, 0, False)
+            return call.made(state, dims, target=target)
+    return None
 
 
 def _affine(call: Call, value: Any) -> Affine | None:
@@ -102,17 +152,15 @@ def _division(call: Call) -> States:
 
 
 # Copies values: positions stay positions.
-@rule(
-    "clone alias detach _to_copy lift_fresh_copy lift_fresh copy contiguous view_as_real view_as_complex resolve_conj resolve_neg real imag"
-)
-@rule("convert_element_type device_put view_of inductor_force_stride_order copy_strided", "prims")
+@rule("clone alias detach _to_copy lift_fresh_copy lift_fresh copy copy_ view_as_real view_as_complex resolve_conj resolve_neg real imag")
+@rule("convert_element_type device_put view_of inductor_force_stride_order", "prims")
 def _same(call: Call) -> States:
     name = call.op.overloadpacket.__name__
-    x = call.positional[1] if name == "copy" else call.positional[0]
+    x = call.positional[1] if name in ("copy", "copy_") else call.positional[0]
     state = call.state(x)
     if isinstance(state, Samples):
         rank = len(call.out_shape())
-        dims = padded(state.dims, rank) if name == "copy" else state.dims
+        dims = padded(state.dims, rank)
         if name == "view_as_real":
             dims = (*dims, plain(2))
         elif name == "view_as_complex":

@@ -6,7 +6,8 @@ those hold samples that have the batch size in the right place:
 1. the dim that option ``batch_dim`` names;
 2. else, with dynamic shapes, the dim whose size is the symbol of the batch: the symbol at dim 0 that ``mark_dynamic`` marks, else the one
    that most inputs have at dim 0. A symbol that is at no input's dim 0 is a length, as in a batch of one;
-3. else dim 0, when it has the size that most inputs have there. The rest (a table of positions, say) is shared.
+3. else dim 0, when it has the size that most inputs have there (of several sizes, that of the input with the most dims). The rest (a
+   table of positions, say) is shared.
 """
 
 from __future__ import annotations
@@ -121,10 +122,16 @@ def _sample_dims(candidates: list[_Candidate], batch_dim: BatchDims) -> dict[int
     rest = [candidate for candidate in candidates if candidate.number not in named]
     found = _by_symbol(rest, given)
     if found is None:
-        sizes = collections.Counter(str(candidate.shape[0]) for candidate in rest)
-        size = str(given[0]) if given else next(iter(sizes.most_common(1)), ("", 0))[0]
+        size = str(given[0]) if given else _most_common_size(rest)
         found = {candidate.number: 0 for candidate in rest if str(candidate.shape[0]) == size}
     return {**found, **named}
+
+
+def _most_common_size(candidates: list[_Candidate]) -> str:
+    """The size that most inputs have at dim 0; of several, that of the input with the most dims."""
+    counts = collections.Counter(str(candidate.shape[0]) for candidate in candidates)
+    best = max(candidates, key=lambda c: (counts[str(c.shape[0])], len(c.shape)), default=None)
+    return "" if best is None else str(best.shape[0])
 
 
 def _names(given: str, name: str) -> bool:

@@ -34,11 +34,6 @@ def _view(call: Call) -> States:
     return relaid(call, state, dims)
 
 
-@rule("view_of", "prims")
-def _view_of(call: Call) -> States:
-    return call.state(call.positional[0])
-
-
 @rule("permute")
 def _permute(call: Call) -> States:
     state = call.state(call.positional[0])

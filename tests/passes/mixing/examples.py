@@ -126,8 +126,12 @@ def indices(x: Tensor) -> list[Tensor]:
         x.gather(0, x.argmax(0, keepdim=True)),  # mixes
         torch.zeros(BATCH, WIDTH).index_add(0, x[:, 0, 0].argsort(), x[:, 0]),  # mixes
         x.masked_select(x > 0).sum(),  # mixes
+        x.view(BATCH * LENGTH, WIDTH)[x[..., 0].argmax(1) + torch.arange(BATCH)],  # mixes
         # The last token of each sample.
         x[torch.arange(BATCH), (x[..., 0] > 0).sum(1) - 1],
+        # The same, and several of them, by positions in the merged dim.
+        x.view(BATCH * LENGTH, WIDTH)[torch.arange(BATCH) * LENGTH + (x[..., 0] > 0).sum(1).clamp(max=LENGTH - 1)],
+        x.flatten(0, 1)[(x[..., 0].topk(3).indices + torch.arange(BATCH)[:, None] * LENGTH).view(-1)].view(BATCH, 3, WIDTH),
         x.gather(1, x.argmax(1, keepdim=True)),
         torch.ones(WIDTH, 3)[x.argmax(-1)],
         functional.one_hot(x.argmax(-1), WIDTH),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bi_inductor.testing import follows_neighbours
-from tests.passes.mixing.examples import GROUPS, batch
+from tests.passes.mixing.examples import BATCH, GROUPS, LENGTH, batch
 from tests.passes.mixing.graphs import MARK, findings, lines_of, marked_lines
 
 Group = Callable[[Tensor], list[Tensor]]
@@ -37,3 +37,16 @@ def test_a_dynamic_batch_is_followed_by_its_symbol() -> None:
 
     (found,) = findings(function, batch(), torch.ones(8, 8), dynamic=True)
     assert (found.op, found.reason.split(";")[0]) == ("aten.mean", "reduces dim 0, which holds the samples")
+
+
+def test_a_value_that_follows_its_place_is_found() -> None:
+    """Neighbours change nothing here, another place does."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [
+            x * torch.arange(BATCH)[:, None, None],  # mixes
+            x * torch.arange(LENGTH)[:, None],
+            x.flatten(0, 1) * torch.arange(LENGTH).repeat(BATCH)[:, None],
+        ]
+
+    assert lines_of(findings(function, batch()), function) == marked_lines(function)
