@@ -14,54 +14,20 @@ same eager and compiled, by any backend, for any batch and any number of threads
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["bernoulli", "categorical", "dropout", "gumbel", "normal", "philox", "uniform"]
+from bi_inductor.operators.philox import WORD
 
-_WORD = 0xFFFFFFFF
-# The multipliers of the two halves of a counter, and what is added to the two words of the key before each further round.
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+__all__ = ["bernoulli", "categorical", "dropout", "gumbel", "normal", "uniform"]
 
 # How many random bits a number of [0, 1) of this dtype has: as many as it can hold without rounding.
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
-Words = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """Philox 4x32-10: four words of 32 bits for a counter of four and a key of two.
-
-    Args:
-        counter, key: int64 tensors that broadcast to one shape, each holding numbers from 0 to 2**32 - 1.
-
-    Returns:
-        four int64 tensors of such numbers.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for number in range(_ROUNDS):
-        if number:
-            k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-        high0, low0 = _product(_MULTIPLIERS[0], c0)
-        high1, low1 = _product(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-    return c0, c1, c2, c3
-
-
-def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a product of two words. By halves of a word: no int64 overflows, which C++ would leave undefined."""
-    low, high = (word & 0xFFFF) * multiplier, _shifted(word, 16) * multiplier
-    return _shifted(high + _shifted(low, 16), 16), (low + (high & 0xFFFF) * 0x10000) & _WORD
-
-
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """To the right, towards the low bits."""
-    return torch.bitwise_right_shift(words, bits)
+# A word of the generator's four, by its number: int64 of 32 bits for each element.
+Words = Callable[[int], Tensor]
 
 
 def uniform(
@@ -89,7 +55,7 @@ def uniform(
     bits = _BITS[dtype]
     if bits > 32:
         return _fraction(words, bits).to(dtype)
-    return (_shifted(words[0], 32 - bits).to(torch.float32) * 2.0**-bits).to(dtype)
+    return (_shifted(words(0), 32 - bits).to(torch.float32) * 2.0**-bits).to(dtype)
 
 
 def normal(
@@ -100,7 +66,7 @@ def normal(
         raise TypeError(f"dtype: got {dtype}; allowed are {', '.join(map(str, _BITS))}")
     words = _words(seeds, shape, positions, stream)
     radius = torch.sqrt(-2.0 * _log(_open_fraction(words)))
-    return (radius * _cos_of_turns(words[2])).to(dtype)
+    return (radius * _cos_of_turns(words(2))).to(dtype)
 
 
 def bernoulli(
@@ -117,7 +83,7 @@ def bernoulli(
     """
     if not isinstance(probability, Tensor) and not 0 <= probability <= 1:
         raise ValueError(f"probability: got {probability}; allowed are numbers from 0 to 1")
-    draws = _words(seeds, shape, positions, stream)[0].to(torch.float64) * 2.0**-32
+    draws = _words(seeds, shape, positions, stream)(0).to(torch.float64) * 2.0**-32
     return draws < (probability.to(torch.float64) if isinstance(probability, Tensor) else probability)
 
 
@@ -162,11 +128,11 @@ def categorical(logits: Tensor, seeds: Tensor, *, positions: int | Tensor = 0, s
 
 
 def _words(seeds: Tensor, shape: Sequence[int], positions: int | Tensor, stream: int) -> Words:
-    """Four words for each element: int64 [*positions.shape, *shape]."""
+    """The generator's words for each element: int64 [*positions.shape, *shape]."""
     if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64 or seeds.dim() != 1:
         given = f"{seeds.dtype} {list(seeds.shape)}" if isinstance(seeds, Tensor) else type(seeds).__name__
         raise TypeError(f"seeds: got {given}; allowed is an int64 tensor [batch]")
-    if not 0 <= stream <= _WORD:
+    if not 0 <= stream <= WORD:
         raise ValueError(f"stream: got {stream}; allowed are numbers from 0 to 2**32 - 1")
     count = math.prod(shape)
     if isinstance(positions, Tensor):
@@ -178,14 +144,17 @@ def _words(seeds: Tensor, shape: Sequence[int], positions: int | Tensor, stream:
     seeds = seeds.reshape([-1, *[1] * (place.dim() - 1 + len(shape))])
     place = place.reshape([*place.shape, *[1] * len(shape)])
     element = torch.arange(count, device=seeds.device).reshape(tuple(shape))
-    whole = torch.zeros_like(element)
-    counter = (element, whole + stream, (place & _WORD) + whole, (_shifted(place, 32) & _WORD) + whole)
-    return philox(counter, (seeds & _WORD, _shifted(seeds, 32) & _WORD))
+    return lambda word: torch.ops.bi_inductor.philox(seeds, place, element, stream, word)
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """To the right, towards the low bits."""
+    return torch.bitwise_right_shift(words, bits)
 
 
 def _fraction(words: Words, bits: int) -> Tensor:
     """float64 of [0, 1) with up to 53 random bits."""
-    high, low = words[0].to(torch.float64), _shifted(words[1], 64 - bits).to(torch.float64)
+    high, low = words(0).to(torch.float64), _shifted(words(1), 64 - bits).to(torch.float64)
     return high * 2.0**-32 + low * 2.0**-bits
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import importlib
 
-FOLDERS = ("attention", "cumsum", "embedding", "grouped_matmul", "matmul", "norm", "reduction", "sample_sum", "scatter", "softmax")
+FOLDERS = (
+    "attention",
+    "cumsum",
+    "embedding",
+    "grouped_matmul",
+    "matmul",
+    "norm",
+    "random",
+    "reduction",
+    "sample_sum",
+    "scatter",
+    "softmax",
+)
 
 
 def register_kernels() -> None:

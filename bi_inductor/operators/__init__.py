@@ -1,5 +1,29 @@
 """The operators ``torch.ops.bi_inductor.*``: one per meaning, each with a schema, a fake, a CPU implementation and autograd."""
 
-from bi_inductor.operators import attention, embedding, grouped_matmul, matmul, norms, one_sample, reductions, sample_sum, scatter, softmax
+from bi_inductor.operators import (
+    attention,
+    embedding,
+    grouped_matmul,
+    matmul,
+    norms,
+    one_sample,
+    philox,
+    reductions,
+    sample_sum,
+    scatter,
+    softmax,
+)
 
-__all__ = ["attention", "embedding", "grouped_matmul", "matmul", "norms", "one_sample", "reductions", "sample_sum", "scatter", "softmax"]
+__all__ = [
+    "attention",
+    "embedding",
+    "grouped_matmul",
+    "matmul",
+    "norms",
+    "one_sample",
+    "philox",
+    "reductions",
+    "sample_sum",
+    "scatter",
+    "softmax",
+]

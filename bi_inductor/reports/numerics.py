@@ -63,6 +63,7 @@ NUMERICS: dict[str, Numerics] = {
         8, "The saved statistic is `lse = fl(m + log(z))`", "attention", (("scores", MATMUL_LANES), ("denominator", SUM_LANES))
     ),
     "embedding_backward": Numerics(9, "is that sum from `+0` over the positions `i` with `index[i] == v`", "embedding_backward"),
+    "philox": Numerics(14, "ten rounds of Philox 4x32 on 32-bit words", ""),
     "scatter": Numerics(9, "one chain over the elements `x` of `src` that go there, in ascending position along the dim", "scatter"),
     "sample_sum": Numerics(13, "the sum of `2^k` samples that start at a multiple of `2^k` is the sum of its two halves", "sample_sum"),
 }

@@ -412,6 +412,7 @@ rule("reflection_pad2d replication_pad2d")(_spatial(2))
 rule("reflection_pad3d replication_pad3d")(_spatial(3))
 rule("_low_memory_max_pool_with_offsets", "prims")(trailing(lambda call: len(call.get("kernel_size")), what="slides windows"))
 rule("_low_memory_max_pool_offsets_to_indices", "prims")(pointwise)
+rule("philox", "bi_inductor")(pointwise)
 
 
 @rule("convolution")
