@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._decomp.decompositions import _grid_sampler_2d
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
 from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
@@ -164,6 +165,11 @@ CAPTURED: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _is_wrapped(x: torch.Tensor) -> bool:
+    # torch._C._functorch.is_functorch_wrapped_tensor, checked in torch 2.13.0.
+    return is_traceable_wrapper_subclass(x) or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
     # Some ops have a Python kernel of torch's own, others the C++ one.
     own = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
@@ -171,7 +177,9 @@ def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., An
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # Other threads may be tracing with another backend, other devices and dtypes keep torch's own path.
         x = args[0]
-        if getattr(_active, "depth", 0) and x.device.type == "cpu" and x.dtype in DTYPES:
+        # Subclasses of tensors (DTensor, a quantised weight) and function transforms (vmap, jacrev) know torch's ops and not ours.
+        is_wrapped = any(isinstance(arg, torch.Tensor) and _is_wrapped(arg) for arg in args)
+        if getattr(_active, "depth", 0) and x.device.type == "cpu" and x.dtype in DTYPES and not is_wrapped:
             result = replacement(*args, **kwargs)
             if result is not NotImplemented:
                 return result

@@ -13,10 +13,11 @@ from torch.fx import Graph, Node
 import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, RandomOpWarning, SampleMixingError, UnsupportedOpError
 from bi_inductor.options import Options
-from bi_inductor.passes.op_classes import OpClass, classify, op_name
+from bi_inductor.passes.op_classes import OpClass, classify, op_name, why_unsupported
 from bi_inductor.passes.op_tables.exact import COUNTS
 from bi_inductor.passes.op_tables.movement import OVERWRITES
 from bi_inductor.passes.op_tables.random import SEEDS
+from bi_inductor.passes.op_tables.unsupported import UNSUPPORTED
 from bi_inductor.passes.rewriter import rule_of, values_of
 
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
@@ -129,10 +130,16 @@ def require_supported(unsupported: list[Node], options: Options) -> None:
     if refused:
         raise UnsupportedOpError(
             "these ops may give a sample other bits in another batch, and have no batch-invariant template:\n"
-            + "\n".join(describe(node) for node in refused)
+            + "\n".join(_with_reason(node) for node in refused)
             + "\nRewrite them, keep them out of the compiled region (torch.compiler.disable), or let them through as they are with "
             f"options={{'allow': {tuple(sorted({op_name(called_op(node)) for node in refused}))}}} (their results may then vary)."
         )
+
+
+def _with_reason(node: Node) -> str:
+    """The node, and under it why the table calls its op unsupported, where it names it."""
+    name = op_name(called_op(node))
+    return f"{describe(node)}\n    {why_unsupported(name)}" if any(name in members for members in UNSUPPORTED.values()) else describe(node)
 
 
 def refused_nodes(unsupported: Sequence[Node], options: Options) -> list[Node]:

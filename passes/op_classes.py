@@ -54,6 +54,13 @@ def table_of() -> dict[OpClass, set[str]]:
     }
 
 
+# Of these namespaces the table is meant to name every op; what it does not is unsupported. Others are somebody's custom ops.
+TORCHS_OWN = frozenset(
+    {"aten", "prims", "inductor", "mkldnn", "quantized", "_quantized", "onednn", "mkl", "rngprims", "c10d", "symm_mem"}
+    | {"_c10d_functional", "_c10d_functional_autograd"}
+)
+
+
 def why_unsupported(name: str) -> str:
     """The reason that the table gives for an unsupported op, by its name ("aten.cholesky")."""
     for text, members in UNSUPPORTED.items():
@@ -109,6 +116,6 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
     ):
         if name in members:
             return op_class
-    if namespace in ("aten", "prims", "inductor", "mkldnn", "quantized", "_quantized", "onednn", "mkl", "rngprims", "_c10d_functional"):
+    if namespace in TORCHS_OWN:
         return OpClass.UNSUPPORTED
     return OpClass.OPAQUE

@@ -26,6 +26,8 @@ MOVEMENT = (
     | names("prims", "broadcast_in_dim rev iota device_put empty_strided view_of inductor_force_stride_order scalar_tensor")
     # What orders assertions.
     | names("prims", "_make_token _sink_tokens")
+    # What waits for a collective.
+    | names("_c10d_functional", "wait_tensor")
     | names("inductor", "resize_storage_bytes_ _alloc_from_pool _reinterpret_tensor")
 )
 

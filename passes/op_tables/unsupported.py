@@ -17,6 +17,7 @@ FUSED_OPTIMIZERS = "a whole optimizer step in one kernel of ATen"
 OTHER_KERNELS = "one of torch's kernels for an op that has a class under another name; Inductor never calls it on a CPU"
 FORWARD_MODE = "a part of forward-mode differentiation"
 TESTS_OF_TORCH = "exists for torch's own tests"
+COLLECTIVES = "a collective: in which order ranks are added, and what they hold, is not defined here"
 SCALARS = "an overload reads a tensor of scalars while the graph is traced"
 PRIMITIVES = "a part of torch._refs that Inductor's decompositions do not use"
 
@@ -91,6 +92,15 @@ UNSUPPORTED: dict[str, set[str]] = {
         to_mkldnn
         """,
     ),
+    COLLECTIVES: names(
+        "_c10d_functional",
+        """
+        all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out all_reduce all_reduce_ all_reduce_coalesced
+        all_reduce_coalesced_ all_to_all_single batch_p2p_ops broadcast broadcast_ irecv isend reduce_scatter_tensor
+        reduce_scatter_tensor_coalesced reduce_scatter_tensor_out
+        """,
+    )
+    | names("_c10d_functional_autograd", "all_gather_into_tensor all_to_all_single reduce_scatter_tensor"),
     SCALARS: names("aten", "_foreach_addcdiv _foreach_addcmul"),
     FORWARD_MODE: names("aten", "_fw_primal _fw_primal_copy _make_dual _make_dual_copy glu_backward_jvp glu_jvp"),
     TESTS_OF_TORCH: names(
