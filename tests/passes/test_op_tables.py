@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 
@@ -41,7 +43,9 @@ def test_no_op_is_in_two_files() -> None:
 
 def test_every_name_is_an_op_of_torch() -> None:
     known = {op_name(op) for op in all_ops()}
-    assert sorted(LISTED - known) == []
+    # Collectives are no ops of a single process's graph.
+    collectives = {name for name in LISTED - known if name.startswith("_c10d_functional") and operator.attrgetter(name)(torch.ops)}
+    assert sorted(LISTED - known - collectives) == []
 
 
 @pytest.mark.parametrize(
