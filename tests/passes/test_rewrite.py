@@ -1175,6 +1175,36 @@ def test_grouped_convolution_is_captured() -> None:
     )
 
 
+def test_convolution_of_volumes_is_captured() -> None:
+    def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.conv3d(x, weight, bias, (1, 2, 1), (0, 0, 1))
+
+    expecttest.assert_expected_inline(
+        captured(fn, f32(2, 2, 2, 3, 2), f32(3, 2, 1, 1, 2), f32(3)),
+        """\
+  x_1: float32[2, 2, 2, 3, 2]
+  weight_1: float32[3, 2, 1, 1, 2]
+  bias_1: float32[3]
+- convolution = aten.convolution.default(x_1, weight_1, bias_1, [1, 2, 1], [0, 0, 1], [1, 1, 1], False, [0, 0, 0], 1) -> float32[2, 3, 2, 2, 3]
+- return convolution
++ constant_pad_nd = aten.constant_pad_nd.default(x_1, [1, 1, 0, 0, 0, 0], 0.0) -> float32[2, 2, 2, 3, 4]
++ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 2) -> float32[2, 2, 2, 3, 4]
++ slice_2 = aten.slice.Tensor(slice_1, 3, 0, 3, 2) -> float32[2, 2, 2, 2, 4]
++ slice_3 = aten.slice.Tensor(slice_2, 4, 0, 3) -> float32[2, 2, 2, 2, 3]
++ slice_4 = aten.slice.Tensor(constant_pad_nd, 2, 0, 2) -> float32[2, 2, 2, 3, 4]
++ slice_5 = aten.slice.Tensor(slice_4, 3, 0, 3, 2) -> float32[2, 2, 2, 2, 4]
++ slice_6 = aten.slice.Tensor(slice_5, 4, 1, 4) -> float32[2, 2, 2, 2, 3]
++ stack = aten.stack.default([slice_3, slice_6], 2) -> float32[2, 2, 2, 2, 2, 3]
++ view = aten.view.default(weight_1, [1, 3, 4]) -> float32[1, 3, 4]
++ expand = aten.expand.default(view, [2, -1, -1]) -> float32[2, 3, 4]
++ unsqueeze = aten.unsqueeze.default(bias_1, 1) -> float32[3, 1]
++ view_1 = aten.view.default(stack, [2, 4, 12]) -> float32[2, 4, 12]
++ matmul = bi_inductor.matmul.default(expand, view_1, unsqueeze) -> float32[2, 3, 12]
++ view_2 = aten.view.default(matmul, [2, 3, 2, 2, 3]) -> float32[2, 3, 2, 2, 3]
++ return view_2""",  # noqa: E501  # a convolution names everything three times
+    )
+
+
 # --- The rewriting itself -------------------------------------------------------------------------------------------
 
 
