@@ -38,7 +38,7 @@ class OpClass(enum.Enum):
 ONE_SAMPLE = {f"aten.{op.overloadpacket.__name__}" for op in ONE_SAMPLE_OPS}
 
 # Higher-order ops whose bodies are graphs that pass through here themselves, and bookkeeping of torch.
-STRUCTURE = {"cond", "invoke_subgraph", "with_effects", "wrap_with_set_grad_enabled", "while_loop"}
+STRUCTURE = {"cond", "invoke_subgraph", "scan", "with_effects", "wrap_with_set_grad_enabled", "while_loop"}
 
 
 def table_of() -> dict[OpClass, set[str]]:

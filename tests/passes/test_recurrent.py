@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as their steps: torch's values and gradients, and bits that do not follow the batch."""
+"""LSTM, GRU, RNN and scans as their steps: torch's values and gradients, and bits that do not follow the batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
 
 import bi_inductor  # noqa: F401  # defines torch.ops.bi_inductor
 from tests.passes.eager import ours, stock
@@ -66,3 +68,30 @@ def test_a_compiled_sequence_has_its_bits_in_every_batch_and_stock_varies() -> N
     assert any(differences(lstm(x[:m])[0].detach(), eager[:m]) for m in (1, 2, 3, 8)), "torch's products follow the batch"
     exact = lstm.double()(x.double())[0].detach()
     assert relative_error(whole, exact) <= 1.5 * relative_error(eager, exact)
+
+
+def test_scans_have_their_bits_in_every_batch() -> None:
+    """The body of ``scan`` is a graph of its own; ``associative_scan`` becomes slices and pointwise ops."""
+
+    def gated(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return left[0] * right[0], left[1] * right[0] + right[1]
+
+    def step(state: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        state = (state * 0.5) @ weight + x
+        return state, state.clone()
+
+    def fn(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        _, states = scan(lambda state, x: step(state, x, weight), torch.zeros_like(x[:, 0]), x, dim=1)
+        return states, associative_scan(gated, (x * 0.1, x), 1, combine_mode="generic")[1]
+
+    x, weight = randn(9, 4, 90), randn(90, 90, seed=1) * 0.1
+    compiled = torch.compile(fn, backend="batch_invariant", fullgraph=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    whole = compiled(x, weight)
+    state = torch.zeros(9, 90)
+    for t in range(4):
+        state = torch.ops.bi_inductor.matmul(state * 0.5, weight) + x[:, t]
+        assert_same_bits(whole[0][:, t], state, f"the steps one by one, {t}")
+    for m in (1, 2, 5):
+        for out, expected in zip(compiled(x[:m], weight), whole, strict=True):
+            assert_same_bits(out, expected[:m], m)
