@@ -11,6 +11,7 @@ FOLDERS = (
     "grouped_matmul",
     "matmul",
     "norm",
+    "paged_attention",
     "random",
     "reduction",
     "sample_sum",

@@ -62,6 +62,12 @@ NUMERICS: dict[str, Numerics] = {
     "attention_lse": Numerics(
         8, "The saved statistic is `lse = fl(m + log(z))`", "attention", (("scores", MATMUL_LANES), ("denominator", SUM_LANES))
     ),
+    "paged_attention": Numerics(
+        8,
+        "each request by itself is `attention` of its last queries over all of its keys in order",
+        "paged_attention",
+        (("scores", MATMUL_LANES), ("weighted values", MATMUL_LANES), ("denominator", SUM_LANES)),
+    ),
     "embedding_backward": Numerics(9, "is that sum from `+0` over the positions `i` with `index[i] == v`", "embedding_backward"),
     "philox": Numerics(14, "ten rounds of Philox 4x32 on 32-bit words", ""),
     "scatter": Numerics(9, "one chain over the elements `x` of `src` that go there, in ascending position along the dim", "scatter"),

@@ -74,7 +74,7 @@ struct Attention {
   Mask mask_kind;
   const void* mask;
   int64_t mask_batch, mask_head, mask_query, mask_key;
-  bool causal;
+  int64_t causal;  // 0, or the number of keys that the first query sees; each next query sees one more
   A scale;
   T* out;
   int64_t out_batch, out_head, out_row;
@@ -260,7 +260,7 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
   A* q_block = work.queries.reserve(count * depth);
   int64_t query = first / group, head = kv_head * group + first % group;
   for (int64_t r = 0; r < count; r++) {
-    const int64_t limit = causal && query + 1 < keys ? query + 1 : keys;
+    const int64_t limit = causal && query + causal < keys ? query + causal : keys;
     T* to = out + b * out_batch + head * out_head + query * out_row;
     rows[r] = {b, head, query, limit, to, A(0), A(0), Vec<A>::zero()};
     widen_row(q + b * q_batch + head * q_head + query * q_row, q_block + r * depth);
@@ -359,7 +359,7 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
 
 // q [batch, heads, queries, head_dim], k [batch, kv_heads, keys, head_dim], v [batch, kv_heads, keys, value_dim], out [batch, heads,
 // queries, value_dim]: strides in elements, last dim contiguous. Head h reads KV head h / (heads / kv_heads). `mask` is broadcast where
-// its stride is 0. `causal`: query i sees keys j <= i, on top of the mask. `lse` [batch, heads, queries] contiguous, or null.
+// its stride is 0. `causal`: 0, or query i sees keys j < i + causal, on top of the mask. `lse` [batch, heads, queries] contiguous, or null.
 //
 // Threads share (batch, KV head, block of rows). A decode step with fewer of these than threads leaves threads idle; sharing the lanes
 // of one row among threads would keep the bits.
@@ -378,7 +378,7 @@ void attention(int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, 
   call.q = q, call.q_batch = q_batch, call.q_head = q_head, call.q_row = q_row;
   call.k = k, call.k_batch = k_batch, call.k_head = k_head, call.k_row = k_row;
   call.v = v, call.v_batch = v_batch, call.v_head = v_head, call.v_row = v_row;
-  call.mask_kind = Mask(mask_kind), call.mask = mask, call.causal = causal != 0, call.scale = A(scale);
+  call.mask_kind = Mask(mask_kind), call.mask = mask, call.causal = causal, call.scale = A(scale);
   call.mask_batch = mask_batch, call.mask_head = mask_head, call.mask_query = mask_query, call.mask_key = mask_key;
   call.out = out, call.out_batch = out_batch, call.out_head = out_head, call.out_row = out_row, call.lse = lse;
   call.group = heads / kv_heads, call.depth = round_up(head_dim, lanes);

@@ -1,0 +1,95 @@
+"""``bi_inductor::paged_attention``: attention over a cache of KV blocks, as serving engines keep it (docs/numerics.md section 8).
+
+The layout of blocks follows Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from bi_inductor.operators.definition import check_dtypes, define, run
+from bi_inductor.templates.operand import Operand
+from bi_inductor.templates.paged_attention.kernel import KERNEL, arguments
+
+
+def paged_attention_cpu(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    """Causal attention of several requests.
+
+    Args:
+        q: [tokens, heads, head_dim], the queries of each request together; they are its last positions.
+        cache: [blocks, block_size, kv_heads, 2 * head_dim], each key followed by its value; the keys of the queries are in it.
+        table: [requests, blocks of the longest request], integers: the blocks of each request in order.
+        starts: [requests + 1], integers: the first query of each request, and the number of queries.
+        lengths: [requests], integers: the number of keys of each request.
+        scale: of the scores.
+        window: how many of the last keys a query sees; 0 for all.
+
+    Raises:
+        ValueError, TypeError: shapes or dtypes that do not fit, a block outside of the cache, a request with more queries than keys.
+    """
+    out = paged_attention_fake(q, cache, table, starts, lengths, scale, window)
+    table, starts, lengths = (x.to(torch.int64).contiguous() for x in (table, starts, lengths))
+    _check_requests(q, cache, table, starts, lengths)
+    operands = [Operand.of(x) for x in (q if q.stride(-1) == 1 else q.contiguous(), cache.contiguous(), table, starts, lengths)]
+    q_operand, cache_operand, table_operand, starts_operand, lengths_operand = operands
+    values = arguments(q_operand, cache_operand, table_operand, starts_operand, lengths_operand, scale, window, Operand.of(out))
+    return run(KERNEL, out, q.dtype, values)
+
+
+def _check_requests(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> None:
+    bounds, keys = starts.tolist(), lengths.tolist()
+    queries = [end - begin for begin, end in itertools.pairwise(bounds)]
+    if bounds[0] != 0 or bounds[-1] != q.shape[0] or min(queries, default=0) < 0:
+        raise ValueError(f"bi_inductor::paged_attention: starts must ascend from 0 to {q.shape[0]} tokens; given {bounds}")
+    for request, (count, length) in enumerate(zip(queries, keys, strict=True)):
+        if count > length:
+            raise ValueError(f"bi_inductor::paged_attention: request {request} has {count} queries and {length} keys")
+        blocks = -(-length // cache.shape[1])
+        used = table[request, :blocks]
+        if count and (blocks > table.shape[1] or int(used.min()) < 0 or int(used.max()) >= cache.shape[0]):
+            raise ValueError(
+                f"bi_inductor::paged_attention: request {request} has {length} keys in blocks {used.tolist()}; the cache has "
+                f"{cache.shape[0]} blocks of {cache.shape[1]}"
+            )
+
+
+def paged_attention_fake(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    check_dtypes("paged_attention", {"q": q, "cache": cache})
+    shapes = {"q": q, "cache": cache, "table": table, "starts": starts, "lengths": lengths}
+    given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
+    if (q.dim(), cache.dim(), table.dim(), starts.dim(), lengths.dim()) != (3, 4, 2, 1, 1):
+        raise ValueError(f"bi_inductor::paged_attention: numbers of dims must be 3, 4, 2, 1, 1; given {given}")
+    torch._check(cache.shape[3] == 2 * q.shape[2], lambda: f"bi_inductor::paged_attention: head dims differ; given {given}")
+    torch._check(q.shape[1] % cache.shape[2] == 0, lambda: f"bi_inductor::paged_attention: heads do not divide; given {given}")
+    torch._check(
+        table.shape[0] == lengths.shape[0] and starts.shape[0] == lengths.shape[0] + 1,
+        lambda: f"bi_inductor::paged_attention: numbers of requests differ; given {given}",
+    )
+    if window < 0:
+        raise ValueError(f"bi_inductor::paged_attention: window must be 0 (none) or positive; given {window}")
+    return q.new_empty(q.shape)
+
+
+define(
+    "paged_attention(Tensor q, Tensor cache, Tensor table, Tensor starts, Tensor lengths, float scale, int window=0) -> Tensor",
+    paged_attention_cpu,
+    paged_attention_fake,
+)

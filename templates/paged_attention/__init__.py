@@ -1,0 +1,1 @@
+"""Causal attention of several requests over a cache of KV blocks."""
