@@ -5,7 +5,8 @@ samples. An element depends on the sample number ``offset + sum(stride * step)``
 it came in, or the one that a sort (or another routing op) put it into.
 
 So merging and splitting dims, permuting, slicing, flipping, stacking and indexing by ``arange`` are arithmetic on factors, and a dim of
-the same size as the batch is never taken for it: sizes serve only to tell where a view cuts.
+the same size as the batch is never taken for it: sizes serve only to tell where a view cuts. bi_inductor.find.layout works from sizes
+instead: it has a graph with a symbolic batch, needs the place of rows only, and of sequences too.
 """
 
 from __future__ import annotations
