@@ -425,7 +425,8 @@ def _masked_scatter(call: Call) -> States:
         return None
     aligned = [(state, padded(state.dims, len(call.out_shape()))) for value in (base, mask) if (state := call.samples(value)) is not None]
     if any(state.sample_dims for state in states):
-        call.mixes("fills places of all samples with values one after the other", states[-1])
+        # Features of images in the places of their tokens: right as long as every sample has as many of both.
+        call.mixes("fills places of all samples with values one after the other", states[-1], certain=False)
     return join(call, aligned)
 
 
