@@ -45,7 +45,8 @@ also with NaN in all other samples. Samples of text have different lengths and a
   a dash where more padding is another input by the model's meaning
 - static: rows that differ with a graph for each batch size
 
-An empty cell was not run.
+An empty cell was not run. Not in the list are architectures that Dynamo splits where they read numbers out of tensors (deberta, jetmoe,
+led, clipseg, vilt, llava, paligemma): what lies between the parts runs in eager.
 
 A model passes when no row differs, Dynamo does not split it, nothing is reported as random, opaque or mixing samples, NaN in
 the neighbours reaches no sample, and no op runs one sample at a time ({fallbacks}).
