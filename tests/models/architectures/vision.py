@@ -99,11 +99,6 @@ VISION = (
         },
     ),
     convolutional(
-        "cvt",
-        "CvtModel",
-        {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 1, 1], "mlp_ratio": [2.0, 2.0, 2.0]},
-    ),
-    convolutional(
         "swiftformer",
         "SwiftFormerModel",
         {"image_size": 32, "depths": [1, 1], "embed_dims": [16, 32], "mlp_ratio": 2, "downsamples": [True, False]},
