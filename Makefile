@@ -1,7 +1,7 @@
 # make demo    run examples/quickstart.py
 # make test    run the test suite; make test TORCH=2.14.1 runs it on another torch, in an environment of its own
 # make test-full  the suite and what takes too long for every change (marked full)
-# make models  run every architecture of tests/models and write docs/models.md (about an hour, goes on where it was stopped)
+# make models  run every architecture of tests/models and write docs/models.md (two to three hours, goes on where it was stopped)
 # make coverage  write docs/coverage.md from the table of classes and the record of torch's operator table
 # make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
