@@ -88,7 +88,7 @@ def stock_differs(index: int) -> bool:
     return bool(differences(whole, cut(part)) if case.samples == "padded" else differences(whole.index_select(case.dims[0], chosen), part))
 
 
-@pytest.mark.parametrize("index", parameters(2))
+@pytest.mark.parametrize("index", list(parameters(2)))
 def test_stock(index: int, record_property: Callable[[str, object], None]) -> None:
     case = COMPILED_CASES[index]
     threads = torch.get_num_threads()
@@ -106,7 +106,7 @@ def test_stock(index: int, record_property: Callable[[str, object], None]) -> No
     assert result.node.module.startswith((f"{module} ", f"{module}.")), result.text()
 
 
-@pytest.mark.parametrize("index", parameters(3))
+@pytest.mark.parametrize("index", list(parameters(3)))
 def test_ours(index: int, record_property: Callable[[str, object], None]) -> None:
     result = hunt(index, "batch_invariant")
     record_property("found", "the same bits" if result.node is None else f"{result.node.op}, {result.node.module}, {result.node.cause}")
