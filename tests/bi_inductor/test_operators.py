@@ -17,7 +17,7 @@ from tests.templates.rows import DTYPES, randn
 ops = torch.ops.bi_inductor
 Arguments = tuple[Any, ...]
 
-# In gradients of their callers only; they have no gradient of their own.
+# In gradients of their callers only, or for inference; they have no gradient of their own.
 WITHOUT_GRADIENT = {
     "attention_lse",
     "cumprod",
@@ -26,9 +26,13 @@ WITHOUT_GRADIENT = {
     "grouped_matmul",
     "layer_norm_statistics",
     "logcumsumexp",
+    "paged_attention",
     "rms_norm_statistics",
     "scatter",
 }
+
+# They take and give integers.
+OF_INTEGERS = {"philox"}
 
 
 def attention_calls(q: Tensor, k: Tensor, v: Tensor) -> list[Arguments]:
@@ -101,6 +105,18 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
         empty = [(t(0, 4, 3, 8), t(0, 2, 5, 8), t(0, 2, 5, 8)), (t(1, 2, 3, 8), t(1, 2, 0, 8), t(1, 2, 0, 8))]
         found: list[Arguments] = [*several, *narrow, *empty]
         return [(q, k, *rest) for q, k, _, *rest in found] if name == "attention_lse" else found
+    if name == "paged_attention":
+        # Of three requests the first and the last have no query in this step, so that every layout of `starts` ascends.
+        table, starts, lengths = torch.tensor([[0, 3], [5, 1], [2, 4]]), torch.tensor([0, 0, 5, 5]), torch.tensor([7, 7, 7])
+        cache = t(6, 4, 2, 16, seed=1)
+        return [
+            (t(5, 4, 8), cache, table, starts, lengths, 0.3),
+            (t(5, 4, 8), cache, table.int(), starts.int(), lengths.int(), 0.3, 2),
+            (t(0, 4, 8), cache, table, torch.zeros_like(starts), lengths, 0.3),
+        ]
+    if name == "philox":
+        seeds, positions, elements = torch.tensor([[3], [2**40]]), torch.tensor([[0], [7]]), torch.arange(5)
+        return [(seeds, positions, elements, 0, 0), (seeds, positions, elements, 1, 3), (seeds[:0], positions[:0], elements, 0, 1)]
     assert name == "embedding_backward", f"no calls for {name}"
     index = torch.tensor([[1, 0, 3], [1, 2, 2]])
     return [(t(2, 3, 4), index, 5), (t(2, 3, 4), index.int(), 5, 1), (t(0, 4), index[:0, 0], 5), (t(2, 3, 0), index, 5)]
@@ -163,7 +179,7 @@ def test_opcheck_of_operators_that_run_one_sample_at_a_time(dtype: torch.dtype) 
             opcheck(getattr(op, op.overloads()[0]), laid_out(arguments, layout, False), keywords, test_utils=tests)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_GRADIENT))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_GRADIENT - OF_INTEGERS))
 def test_gradients(name: str) -> None:
     op = getattr(ops, name).default
     for arguments in calls(name, torch.float64):
