@@ -171,7 +171,7 @@ def test_the_state_is_changed_while_a_compile_runs(monkeypatch):
     # The control of the test above: it looks at what does change.
     seen = []
     original = backend.check_pins_in_force
-    monkeypatch.setattr(backend, "check_pins_in_force", lambda: (seen.append(state_of_torch()), original()))
+    monkeypatch.setattr(backend, "check_pins_in_force", lambda *given: (seen.append(state_of_torch()), original(*given)))
     before = state_of_torch()
     # A graph that AOTAutograd finds in its cache is not compiled.
     with functorch_config.patch(enable_autograd_cache=False):

@@ -70,8 +70,8 @@ def test_control_min_p_against_the_whole_batch_is_reported() -> None:
 
     import bi_inductor
 
-    with pytest.warns(bi_inductor.SampleMixingWarning, match="max"):
-        torch.compile(batch_min_p, backend="batch_invariant")(logits())
+    with pytest.raises(bi_inductor.SampleMixingError, match="max"):
+        torch.compile(batch_min_p, backend="batch_invariant", options={"strict": True})(logits())
 
 
 def test_top_k_and_top_p_keep_the_most_probable() -> None:
