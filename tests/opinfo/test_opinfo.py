@@ -81,8 +81,9 @@ def test_the_rest(some: Sequence[Entry]) -> None:
 
 def test_stock_inductor_varies() -> None:
     """The same comparison finds batches in what stock Inductor compiles; else it could find nothing."""
-    names = ("nn.functional.linear", "matmul", "nn.functional.conv2d", "logsumexp", "nn.functional.softmax_backward_data", "erf", "tanh")
-    some = [entry for entry in entries() if entry.name in names and entry.dtype is torch.float32]
+    names = ("addmm", "matmul", "nn.functional.conv2d", "logsumexp", "erf")
+    some = [entry for entry in RECORDED if entry.name in names and entry.dtype is torch.float32]
+    assert len(some) == len(names)
     cases = [case for entry in some for case, verdict in recorded_cases(entry) if verdict is Verdict.INVARIANT]
     with without_seeds():
         assert list(Group(cases, "inductor").check())
@@ -96,10 +97,10 @@ def test_every_entry_is_recorded() -> None:
 
 def test_nothing_varies_and_little_is_unsupported_or_slow() -> None:
     counts, _ = coverage.counted()
-    # The record may be of a part of the entries; bfloat16 has fewer that are slow or unsupported.
-    total = len([entry for entry in entries() if entry.dtype is not torch.bfloat16])
     assert counts[Verdict.VARIES] == 0
-    assert 100 * counts[Verdict.UNSUPPORTED] <= MOST_UNSUPPORTED * total
+    assert 100 * counts[Verdict.UNSUPPORTED] <= MOST_UNSUPPORTED * len(RECORDED)
+    # The record may be of a part of the entries, and linear algebra comes early in the alphabet: the share is of all of them.
+    total = len([entry for entry in entries() if entry.dtype is not torch.bfloat16])
     assert 100 * counts[Verdict.ONE_SAMPLE] <= MOST_ONE_SAMPLE * total
 
 
