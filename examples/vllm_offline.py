@@ -1,4 +1,4 @@
-"""Four prompts served by vLLM in several batches: with this backend each gets one text, with stock vLLM several.
+"""Four prompts served by vLLM in several batches: with this backend each gets one answer, text and logprobs, with stock vLLM several.
 
     python examples/vllm_offline.py
 
@@ -47,13 +47,13 @@ def make_model(folder: Path) -> None:
 
 
 def answers(model: str, compilation: dict[str, Any]) -> list[set[str]]:
-    """The different texts that each prompt gets: all together, alone, in reverse order, among others, twice."""
+    """The different answers that each prompt gets, logprobs to the last bit: all together, alone, in reverse order, among others."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(model, dtype="float32", max_model_len=256, enable_prefix_caching=False, seed=0, compilation_config=compilation)
 
     def sampling(seed: int) -> Any:
-        return SamplingParams(temperature=0.8, top_p=0.95, max_tokens=48, seed=seed, ignore_eos=True)
+        return SamplingParams(temperature=0.8, top_p=0.95, max_tokens=48, seed=seed, logprobs=0, ignore_eos=True)
 
     found: list[set[str]] = [set() for _ in PROMPTS]
     noise = [f"Noise {i} " * (i + 1) for i in range(NOISE)]
@@ -63,12 +63,14 @@ def answers(model: str, compilation: dict[str, Any]) -> list[set[str]]:
         seeds = [100 + i for i in range(others)] + list(chosen)
         outputs = llm.generate(prompts, [sampling(seed) for seed in seeds], use_tqdm=False)
         for i, output in zip(chosen, outputs[others:], strict=True):
-            found[i].add(output.outputs[0].text)
+            answer = output.outputs[0]
+            logprobs = [float(found_token.logprob).hex() for step in answer.logprobs for found_token in step.values()]
+            found[i].add(" ".join([answer.text, *logprobs]))
     return found
 
 
 def main() -> int:
-    """Runs both and returns 1 when ours gave a prompt more than one text."""
+    """Runs both and returns 1 when ours gave a prompt more than one answer."""
     try:
         import vllm  # noqa: F401  # only whether it is there
     except ImportError:
@@ -80,10 +82,10 @@ def main() -> int:
         make_model(Path(folder))
         stock = answers(folder, {"mode": 2, "backend": "inductor", "custom_ops": ["none"]})
         ours = answers(folder, bi_inductor.vllm_config())
-    print("different texts of a prompt in 8 batches (temperature 0.8, top-p 0.95, a seed for each)")
+    print("different answers, logprobs included, in the 5 batches of a prompt (temperature 0.8, top-p 0.95, a seed for each)")
     for i, prompt in enumerate(PROMPTS):
         print(f"  {prompt!r:24} stock {len(stock[i])}  ours {len(ours[i])}")
-    return int(any(len(texts) != 1 for texts in ours))
+    return int(any(len(different) != 1 for different in ours))
 
 
 if __name__ == "__main__":
