@@ -17,32 +17,28 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from bi_inductor.passes.layout import Layout, Symbols, layouts
 from bi_inductor.passes.op_classes import op_name
 from bi_inductor.passes.op_tables.elementwise import ELEMENTWISE
-
-
-def _names(namespace: str, text: str) -> set[str]:
-    return {f"{namespace}.{name}" for name in text.split()}
-
+from bi_inductor.passes.op_tables.names import names
 
 # Each element comes from the element at its own place, whatever the dims are called afterwards.
-PLACES_KEPT = _names(
+PLACES_KEPT = names(
     "aten",
     """
     alias arange clone detach empty empty_like expand eye fill full full_like new_empty new_full new_ones new_zeros ones ones_like
     permute reshape scalar_tensor squeeze stack t transpose unsqueeze view zeros zeros_like _to_copy _unsafe_view
     """,
-) | _names("prims", "broadcast_in_dim iota")
+) | names("prims", "broadcast_in_dim iota")
 
 # Read along the dims that their argument ``dim`` or ``dims`` names, all when it is missing or empty.
 ALONG_DIM = (
-    _names(
+    names(
         "aten",
         """
     all amax amin any argmax argmin cat cumprod cumsum gather index_add logcumsumexp max mean min prod scatter
     scatter_add scatter_reduce select slice slice_scatter sort split split_with_sizes std sum topk unbind var var_mean _log_softmax _softmax
     """,
     )
-    | _names("prims", "rev")
-    | _names("bi_inductor", "cumprod cumsum log_softmax logcumsumexp mean prod scatter softmax std sum var")
+    | names("prims", "rev")
+    | names("bi_inductor", "cumprod cumsum log_softmax logcumsumexp mean prod scatter softmax std sum var")
 )
 
 MATMULS = {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "bi_inductor.matmul"}
