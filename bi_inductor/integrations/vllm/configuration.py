@@ -5,7 +5,6 @@ What is not known to be invariant is refused before anything starts, with the re
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pkgutil
@@ -114,9 +113,7 @@ def refusals(config: Any) -> Iterator[str]:
 
 def _is_ours(name: str) -> bool:
     """Whether a worker class builds on ours."""
-    module, _, attribute = name.rpartition(".")
-    ours = pkgutil.resolve_name(WORKER.replace(".worker.", ".worker:"))
-    return issubclass(getattr(importlib.import_module(module), attribute), ours)
+    return issubclass(pkgutil.resolve_name(name), pkgutil.resolve_name(WORKER))
 
 
 def apply(config: Any) -> None:

@@ -6,13 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x`` [..., K] times ``weight`` [N, K] transposed, plus ``bias`` [N]: one rounding (docs/numerics.md section 3)."""
-    rows: torch.Tensor = torch.ops.bi_inductor.matmul(x.reshape(-1, x.shape[-1]), weight.t(), bias)
-    return rows.view(*x.shape[:-1], weight.shape[0])
+from bi_inductor.passes.capture import linear
 
 
 def _keep_weight(layer: Any, remove_weight: bool) -> None:

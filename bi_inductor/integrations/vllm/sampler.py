@@ -1,7 +1,7 @@
 """vLLM's sampler with our arithmetic: every number of a request comes from its own row, seed and position.
 
-Logprobs, temperature, min-p, top-k, top-p and the draw are those of bi_inductor.sampling, compiled. Penalties, biases and exclusions of
-tokens are exact row by row in vLLM already and stay.
+Temperature, min-p, top-k, top-p and the draw are those of bi_inductor.sampling, compiled; logprobs are our operator. Penalties, biases
+and exclusions of tokens are exact row by row in vLLM already and stay.
 """
 
 from __future__ import annotations
