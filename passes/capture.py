@@ -34,7 +34,10 @@ aten = torch.ops.aten
 _installing = threading.RLock()
 _active = threading.local()
 _users = 0
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradCPU)
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA)
+
+# Types of devices that have templates; ROCm calls its devices "cuda" too.
+_DEVICES = ("cpu", "cuda")
 _replaced: list[tuple[Any, DispatchKey, Any]] = []
 
 
@@ -179,7 +182,7 @@ def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., An
         x = args[0]
         # Subclasses of tensors (DTensor, a quantised weight) and function transforms (vmap, jacrev) know torch's ops and not ours.
         is_wrapped = any(isinstance(arg, torch.Tensor) and _is_wrapped(arg) for arg in args)
-        if getattr(_active, "depth", 0) and x.device.type == "cpu" and x.dtype in DTYPES and not is_wrapped:
+        if getattr(_active, "depth", 0) and x.device.type in _DEVICES and x.dtype in DTYPES and not is_wrapped:
             result = replacement(*args, **kwargs)
             if result is not NotImplemented:
                 return result

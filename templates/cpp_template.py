@@ -21,6 +21,7 @@ from torch._inductor.codegen.wrapper import pexpr
 from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
+from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.library import DTYPES, Kernel, Parameter, start_loading
 from bi_inductor.templates.operand import Address, Operand
 
@@ -69,6 +70,21 @@ class RuntimeNumbers:
         name = f"n{len(self.arguments)}"
         self.arguments[RuntimeNumber(sympy.sympify(value))] = name
         return name
+
+
+def on_triton(device: torch.device | None) -> bool:
+    """Whether the graph being lowered runs ``device`` through Triton."""
+    assert device is not None
+    return device.type != "cpu" or config.cpu_backend == "triton"
+
+
+def no_triton_template(name: str, device: torch.device) -> UnsupportedOpError:
+    """The error for a kernel that exists in C++ only."""
+    line = f"\n{V.graph.current_node.stack_trace}" if V.graph.current_node.stack_trace else ""
+    return UnsupportedOpError(
+        f"kernel {name!r} has no Triton template yet, so it cannot run on {device.type}; run the op on the CPU, or leave it out of the "
+        f"compiled part with torch.compiler.disable.{line}"
+    )
 
 
 def realized(node: ir.TensorBox) -> Any:
@@ -250,9 +266,14 @@ def lower(
         inputs: tensors by parameter name, None for absent ones. Callers make them contiguous where the kernel needs it.
         size: sizes of the output; ``stride`` its strides, row-major if None; ``out_dtype`` its dtype, ``dtype`` if None.
         arguments: builds the kernel's arguments from the operands.
+
+    Raises:
+        UnsupportedOpError: the graph runs on a GPU, for which the kernel has no template yet.
     """
     nodes = {name: None if node is None else realized(node) for name, node in inputs.items()}
     device: torch.device = next(node.get_device() for node in nodes.values() if node is not None)
+    if on_triton(device):
+        raise no_triton_template(kernel.name, device)
     layout = ir.FixedLayout(
         device,
         out_dtype or dtype,

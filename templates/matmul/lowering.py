@@ -8,7 +8,8 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 
-from bi_inductor.templates.cpp_template import lower
+from bi_inductor.templates.cpp_template import lower, on_triton
+from bi_inductor.templates.matmul import triton_lowering
 from bi_inductor.templates.matmul.kernel import KERNEL, arguments
 from bi_inductor.templates.matmul.template import MatmulTemplate
 
@@ -18,6 +19,8 @@ def matmul(a: TensorBox, b: TensorBox, bias: TensorBox | None = None, alpha: flo
     """``alpha * a @ b + beta * bias`` for ``a`` [batch?, m, k] and ``b`` [batch?, k, n] of any strides."""
     size = [*a.get_size()[:-1], b.get_size()[-1]]
     bias = None if beta == 0 else bias
+    if on_triton(a.get_device()):
+        return triton_lowering.matmul(a, b, bias, alpha, beta)
     return lower(
         KERNEL,
         a.get_dtype(),

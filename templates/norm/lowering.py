@@ -8,9 +8,10 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 
-from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
 from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.norm import kernel as norm_kernel
+from bi_inductor.templates.norm import triton_lowering
 from bi_inductor.templates.operand import Address, Operand, product
 
 ops = torch.ops.bi_inductor
@@ -50,30 +51,40 @@ def _statistics_outputs(out: Operand) -> dict[str, Any]:
 @register_lowering(ops.layer_norm.default, type_promotion_kind=None)
 def layer_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     """Layer norm over the last ``normalized_dims`` dims."""
+    if on_triton(x.get_device()):
+        return triton_lowering.norm("layer_norm", x, normalized_dims, weight, bias, eps)
     return _norm(norm_kernel.LAYER_NORM, x, normalized_dims, weight, bias, eps)
 
 
 @register_lowering(ops.rms_norm.default, type_promotion_kind=None)
 def rms_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, eps: float) -> TensorBox:
     """RMS norm over the last ``normalized_dims`` dims."""
+    if on_triton(x.get_device()):
+        return triton_lowering.norm("rms_norm", x, normalized_dims, weight, None, eps)
     return _norm(norm_kernel.RMS_NORM, x, normalized_dims, weight, None, eps)
 
 
 @register_lowering(ops.layer_norm_statistics.default, type_promotion_kind=None)
 def layer_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
     """Mean and rstd, [2, *outer]."""
+    if on_triton(x.get_device()):
+        return triton_lowering.statistics("layer_norm", x, normalized_dims, eps)
     return _statistics(norm_kernel.LAYER_NORM, x, normalized_dims, eps)
 
 
 @register_lowering(ops.rms_norm_statistics.default, type_promotion_kind=None)
 def rms_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
     """rstd, [1, *outer]."""
+    if on_triton(x.get_device()):
+        return triton_lowering.statistics("rms_norm", x, normalized_dims, eps)
     return _statistics(norm_kernel.RMS_NORM, x, normalized_dims, eps)
 
 
 @register_lowering(ops.group_norm.default, type_promotion_kind=None)
 def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     """Group norm of [batch, channels, spatial...]."""
+    if on_triton(x.get_device()):
+        return triton_lowering.group_norm(x, groups, weight, bias, eps)
 
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], t["weight"], t["bias"]), "out": out.pointer}
@@ -85,6 +96,8 @@ def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: Tensor
 @register_lowering(ops.group_norm_statistics.default, type_promotion_kind=None)
 def group_norm_statistics(x: TensorBox, groups: int, eps: float) -> TensorBox:
     """Mean and rstd of each group, [2, batch, groups]."""
+    if on_triton(x.get_device()):
+        return triton_lowering.group_norm_statistics(x, groups, eps)
 
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], None, None), **_statistics_outputs(out)}

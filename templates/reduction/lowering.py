@@ -8,7 +8,8 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 
-from bi_inductor.templates.cpp_template import lower
+from bi_inductor.templates.cpp_template import lower, on_triton
+from bi_inductor.templates.reduction import triton_lowering
 from bi_inductor.templates.reduction.kernel import KERNEL, arguments
 
 
@@ -16,6 +17,8 @@ def _lower(op: str, x: TensorBox, dims: Sequence[int], keepdim: bool, correction
     ndim = len(x.get_size())
     reduced = sorted(dim % ndim for dim in dims) if dims and ndim else list(range(ndim))
     size = [1 if i in reduced else n for i, n in enumerate(x.get_size()) if keepdim or i not in reduced]
+    if on_triton(x.get_device()):
+        return triton_lowering.reduce(op, x, reduced, size, correction)
     return lower(KERNEL, x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out))
 
 

@@ -8,7 +8,8 @@ import torch
 from torch._inductor import lowering as inductor
 from torch._inductor.ir import TensorBox
 
-from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
+from bi_inductor.templates.softmax import triton_lowering
 from bi_inductor.templates.softmax.kernel import KERNEL, arguments
 
 
@@ -18,6 +19,8 @@ def _lower(log: bool, x: TensorBox, dim: int) -> TensorBox:
     if ndim == 0:
         return inductor.view(_lower(log, inductor.view(x, [1]), 0), [])
     dim %= ndim
+    if on_triton(x.get_device()):
+        return triton_lowering.softmax(log, x, dim)
     # The kernel's rows are contiguous; another dim is moved last and back, which changes no value.
     order = [i for i in range(ndim) if i != dim] + [dim]
     rows = contiguous(inductor.permute(x, order) if dim != ndim - 1 else x)

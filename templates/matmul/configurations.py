@@ -1,0 +1,81 @@
+"""The pinned configurations of the Triton matmul: one for each target and dtype, and one for narrow results.
+
+A configuration follows the target, the dtype and N, never the number of rows. Tiles of another M or N add the same blocks of BLOCK_K
+in the same order, but a tile of fewer than 64 rows would be another instruction family on sm_90 (mma.sync in the place of wgmma), whose
+order inside a block is the hardware's. So prefill and decode share one tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch._inductor.virtualized import V
+
+from bi_inductor.templates import gpu
+from bi_inductor.templates.triton_template import Launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Sizes of the tile, warps and pipeline stages of one kernel."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> Launch:
+        """What Triton compiles the kernel with."""
+        return Launch(self.warps, self.stages)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the source is rendered with. GROUP_M: rows of tiles that share their columns of B in the cache."""
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k, "GROUP_M": 8}
+
+
+# Below this many columns a wide tile would leave most multiprocessors without one.
+NARROW = 2048
+
+DEFAULT = gpu.DEFAULT
+
+# target -> kind of element -> (narrow N, wide N). Registers, shared memory and spills of each are in docs/performance.md.
+#                                           M    N   K warps stages
+CONFIGURATIONS: dict[str, dict[str, tuple[Configuration, Configuration]]] = {
+    "sm_80": {
+        "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 3)),
+        "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
+        "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
+    },
+    "sm_90": {
+        "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 4)),
+        "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
+        "float64": (Configuration(32, 32, 16, 8, 2), Configuration(32, 32, 16, 8, 2)),
+    },
+    "sm_100": {
+        "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 4)),
+        "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
+        "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
+    },
+    "gfx942": {
+        "16 bit": (Configuration(64, 64, 64, 4, 2), Configuration(64, 128, 64, 4, 2)),
+        "float32": (Configuration(64, 64, 32, 4, 2), Configuration(64, 64, 32, 4, 2)),
+        "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
+    },
+    DEFAULT: {
+        "16 bit": (Configuration(64, 64, 32, 4, 2), Configuration(64, 64, 32, 4, 2)),
+        "float32": (Configuration(32, 32, 32, 4, 2), Configuration(32, 32, 32, 4, 2)),
+        "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
+    },
+}
+
+
+def configuration(target: str, dtype: torch.dtype, n: Any) -> Configuration:
+    """The configuration for results of ``n`` columns on ``target``, a key of CONFIGURATIONS; an ``n`` that is not known counts as wide."""
+    kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16 bit")
+    narrow, wide = CONFIGURATIONS[target][kind]
+    return narrow if V.graph.sizevars.statically_known_leq(n, NARROW) else wide

@@ -1,0 +1,61 @@
+"""The matmul family in Triton."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.select_algorithm import SymbolicGridFn
+from torch._inductor.virtualized import V
+
+from bi_inductor.templates.cpp_template import realized
+from bi_inductor.templates.gpu import target_of
+from bi_inductor.templates.matmul.configurations import configuration
+from bi_inductor.templates.triton_template import constant, lower, strided, template
+
+
+@SymbolicGridFn
+def grid(batch: Any, m: Any, n: Any, meta: dict[str, Any], *, cdiv: Any) -> tuple[Any, Any, Any]:
+    """A program for each tile of each matrix of the batch."""
+    return cdiv(m, meta["BLOCK_M"]) * cdiv(n, meta["BLOCK_N"]), batch, 1
+
+
+def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: float, beta: float) -> ir.TensorBox:
+    """``alpha * a @ b + beta * bias``: ``a`` [batch?, m, k], ``b`` [batch?, k, n] of any strides, ``bias`` broadcast to the result."""
+    dtype = a.get_dtype()
+    *batch, m, k = a.get_size()
+    n = b.get_size()[-1]
+    size = [*batch, m, n]
+    inputs = {"A": realized(a), "B": realized(b)}
+    if bias is not None:
+        inputs["BIAS"] = _broadcast(realized(bias), size)
+    chosen = configuration(target_of(a.get_device()), dtype, n)
+    # Partial sums of 256 products keep float32 as accurate as libraries are; tensor cores' products of 16-bit numbers lose less than
+    # rounding the result does.
+    chain = dtype in (torch.bfloat16, torch.float16)
+    kernel = template(
+        "matmul",
+        "_".join(["matmul", *(["batched"] if batch else []), *(["bias"] if bias is not None else []), *([] if chain else ["runs"])]),
+        grid,
+        NAMES=tuple(inputs),
+        BATCHED=bool(batch),
+        CHAIN=chain,
+    )
+    constants: dict[str, Any] = {
+        **chosen.constants,
+        "EVEN_K": V.graph.sizevars.statically_known_multiple_of(k, chosen.block_k),
+        "ALPHA": 1 if alpha == 1 else constant(alpha),
+        "BETA": 1 if beta == 1 else constant(beta),
+    }
+    return lower(kernel, inputs, size, chosen.launch, constants, (batch[0] if batch else 1, m, n), dtype=dtype)
+
+
+def _broadcast(bias: Any, size: list[Any]) -> ir.ReinterpretView:
+    """``bias`` with a stride of 0 along every dim that it is repeated over."""
+    missing = len(size) - len(bias.get_size())
+    strides = [
+        0 if V.graph.sizevars.statically_known_equals(n, 1) else stride
+        for n, stride in zip(bias.get_size(), bias.get_layout().stride, strict=True)
+    ]
+    return strided(bias, size, [0] * missing + strides)

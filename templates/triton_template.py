@@ -1,0 +1,145 @@
+"""Inductor templates in Triton: one class serves every op, beside the C++ ones in ``cpp_template.py``.
+
+A template is a jinja source ``<folder>/kernel.py.jinja``. What it is rendered with are constants of the op, the operands' dtypes and one
+pinned configuration; sizes and strides reach it through Inductor. Results are rounded to the op's dtype before an epilogue reads them.
+
+Inductor internals, checked in torch 2.13.0: TritonTemplate (generate, its keyword arguments become constants of the source and names for
+jinja), TritonTemplateKernel.store_output (takes values of float32, or of ACC_TYPE), SymbolicGridFn, ir.ReinterpretView.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import ir
+from torch._inductor.select_algorithm import TritonTemplate
+from torch._inductor.utils import triton_type
+from torch._inductor.virtualized import V
+
+from bi_inductor.templates.cpp_template import realized
+from bi_inductor.templates.library import TEMPLATES, accumulation_dtype, read_source
+
+# The jinja macros that a source may use.
+MACROS = "common/rows.py.jinja"
+
+
+@functools.cache
+def template(folder: str, name: str, grid: Callable[..., tuple[Any, Any, Any]], **settings: Any) -> TritonTemplate:
+    """The template in ``<folder>/kernel.py.jinja`` as the kernel ``name``.
+
+    Args:
+        grid: a SymbolicGridFn of the call's sizes and the constants.
+        settings: what selects the variant of the source; strings, truth values, and tuples of strings, which are no constants of Triton's.
+    """
+    given = "".join(f"{{%- set {key} = {value!r} -%}}\n" for key, value in settings.items())
+    source = given + "".join(read_source((TEMPLATES / file).resolve()) for file in (MACROS, f"{folder}/kernel.py.jinja"))
+    return TritonTemplate(f"bi_{name}", grid, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What Triton compiles a kernel with, beside its source."""
+
+    warps: int
+    stages: int
+
+
+def lower(
+    kernel: TritonTemplate,
+    inputs: Mapping[str, Any],
+    size: Sequence[Any],
+    launch: Launch,
+    constants: Mapping[str, Any],
+    call_sizes: Sequence[Any],
+    *,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+) -> ir.TensorBox:
+    """Adds a call of ``kernel`` to the graph being lowered and returns its output, contiguous, of ``size``.
+
+    Args:
+        kernel: the template.
+        inputs: realized nodes by their name in the source.
+        size: sizes of the output.
+        launch: warps and pipeline stages.
+        constants: what the source is rendered with.
+        call_sizes: arguments of the grid before the constants.
+        dtype: the dtype whose accumulation type the kernel computes in.
+        out_dtype: dtype of the output, ``dtype`` if None.
+    """
+    nodes = list(inputs.values())
+    out_dtype = out_dtype or dtype
+    layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, [sympy.sympify(n) for n in size])
+    # Inductor computes epilogues in float32 or, where elements are float64, in float64.
+    result = torch.float64 if out_dtype == torch.float64 else torch.float32
+    choice: Any = kernel.generate(
+        input_nodes=tuple(nodes),
+        layout=layout,
+        num_stages=launch.stages,
+        num_warps=launch.warps,
+        call_sizes=[sympy.sympify(n) for n in call_sizes],
+        ACC_TYPE=triton_type(result),
+        ELEMENT=triton_type(out_dtype),
+        RESULT=triton_type(result),
+        **{"ACCUMULATOR": triton_type(accumulation_dtype(dtype)), **constants},
+    )
+    return choice.output_node()  # type: ignore[no-any-return]  # a TensorBox
+
+
+def constant(value: float) -> str:
+    """A number as Python source."""
+    return repr(float(value)) if math.isfinite(value) else f'float("{value}")'
+
+
+def strided(node: Any, size: Sequence[Any], stride: Sequence[Any]) -> ir.ReinterpretView:
+    """The storage of a realized ``node``, from its first element on, with other sizes and strides."""
+    layout = node.get_layout()
+    storage = node.data if isinstance(node, ir.ReinterpretView) else node if isinstance(node, ir.StorageBox) else ir.StorageBox(node)
+    other = ir.FixedLayout(layout.device, layout.dtype, list(size), list(stride), layout.offset)
+    return ir.ReinterpretView(data=storage, layout=other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An operand as rows: ``node`` has ``outer`` dims that number the rows and then ``reduced`` dims that number a row's elements."""
+
+    node: Any
+    outer: int
+    reduced: int
+    rows: Any
+    n: Any
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the macros of ``common/rows.py.jinja`` read."""
+        return {"OUTER_DIMS": self.outer, "REDUCED_DIMS": self.reduced}
+
+
+def rows_of(x: ir.TensorBox, reduced: Sequence[int]) -> Rows:
+    """``x`` as rows over the ascending dims ``reduced``, without a copy: dims that are one run in memory are merged."""
+    node = realized(x)
+    sizes, strides = node.get_size(), node.get_layout().stride
+    outer = [d for d in range(len(sizes)) if d not in reduced]
+    merged = [_merged([(sizes[d], strides[d]) for d in dims]) for dims in (outer, reduced)]
+    both = [*merged[0], *merged[1]]
+    rows, n = (functools.reduce(lambda a, b: a * b, [sizes[d] for d in dims], sympy.S.One) for dims in (outer, reduced))
+    return Rows(strided(node, [size for size, _ in both], [stride for _, stride in both]), len(merged[0]), len(merged[1]), rows, n)
+
+
+def _merged(dims: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """(size, stride) pairs without dims of size 1, neighbours merged where they are one run in memory for every batch."""
+    result: list[tuple[Any, Any]] = []
+    for size, stride in dims:
+        if V.graph.sizevars.statically_known_equals(size, 1):
+            continue
+        if result and V.graph.sizevars.statically_known_equals(result[-1][1], size * stride):
+            result[-1] = (result[-1][0] * size, stride)
+        else:
+            result.append((size, stride))
+    return result
