@@ -21,7 +21,7 @@ import torch
 
 from bi_inductor.errors import OptionError, UnsupportedVersionError, for_user
 from bi_inductor.options import OPTION_NAMES, Options
-from bi_inductor.pins import check_pins_in_force, config_patches
+from bi_inductor.pins import PINS, check_pins_in_force, config_patches
 from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def compile_graph(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     inner_compile: Callable[..., Any] | None = None,
+    cpu_backend: str = "cpp",
 ) -> Callable[..., Any]:
     """What ``batch_invariant`` does, its errors as they were raised.
 
@@ -74,10 +75,11 @@ def compile_graph(
         gm, example_inputs, mode, options: as there.
         inner_compile: called for each forward and backward graph in the place of Inductor's ``compile_fx_inner``, with its arguments and
             with every pin in force; a report that generates no code gives one.
+        cpu_backend: "triton" writes Triton for graphs on the CPU, which only Triton's interpreter runs: tests without a GPU.
     """
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
-    compiled: Callable[..., Any] = compile_with(gm, example_inputs, own, patches, inner_compile)
+    compiled: Callable[..., Any] = compile_with(gm, example_inputs, own, patches, inner_compile, cpu_backend=cpu_backend)
     return compiled
 
 
@@ -88,11 +90,12 @@ def compile_with(
     patches: dict[str, Any],
     inner_compile: Callable[..., Any] | None = None,
     packaged: bool = False,
+    cpu_backend: str = "cpp",
 ) -> Any:
     """What ``compile_graph`` does once options are known.
 
     Args:
-        gm, example_inputs, inner_compile: as there.
+        gm, example_inputs, inner_compile, cpu_backend: as there.
         own: our options.
         patches: settings of Inductor, the pins among them.
         packaged: compile for AOTInductor, under Inductor's ``V.set_aot_compilation``.
@@ -106,6 +109,8 @@ def compile_with(
 
     register_lowerings()
     version = source_hash()
+    patches["cpu_backend"] = cpu_backend
+    exempt = {*(["cpp_wrapper"] if packaged else []), *(["cpu_backend"] if cpu_backend != PINS["cpu_backend"].value else [])}
     patches["post_grad_custom_pre_pass"] = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim), packaged)
     if own.sample_gradients:
         from bi_inductor.passes.sample_gradients import SampleGradientPass
@@ -124,7 +129,7 @@ def compile_with(
     def pinned_inner_compile(*args: Any, **kwargs: Any) -> Any:
         # A backward may be compiled at its first call, outside of batch_invariant().
         with errors_for_users(), _pinned():
-            check_pins_in_force({"cpp_wrapper"} if packaged else ())
+            check_pins_in_force(exempt)
             return compile_one(*args, **kwargs)
 
     with _pinned(), caches_bypassed(bool(own.trace), patches):

@@ -19,6 +19,8 @@ import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from tests.interpreter.process import Interpreter  # noqa: E402
+
 # Compiling makes one example slow and the next one fast, and a failure has to come back in the next run.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("suite")
@@ -31,6 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """A process in which Triton kernels are interpreted. It starts when first used; such tests carry xdist_group("interpreter")."""
+    triton = pytest.importorskip("triton")
+    if not triton.__version__.startswith("3.7."):
+        pytest.skip(f"triton's interpreter is repaired for 3.7; this is {triton.__version__}")
+    process = Interpreter()
+    yield process
+    process.close()
 
 
 @pytest.fixture(autouse=True)
