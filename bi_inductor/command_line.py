@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bi_inductor.programs import Program
     from bi_inductor.reports.explanation import Explanation
-    from bi_inductor.targets import Target
 
 INVARIANT, VARIANT, COULD_NOT_RUN = 0, 1, 2
 
-TARGET = "module:callable or file.py:callable that returns (model, inputs), or a program saved by torch.export.save (.pt2)"
+PROGRAM = "module:callable or file.py:callable that returns (model, inputs), or a program saved by torch.export.save (.pt2)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     explain = commands.add_parser("explain", help="what a compile does to a model: classes, rewrites, kernels, numerics")
-    explain.add_argument("target", help=TARGET)
+    explain.add_argument("program", help=PROGRAM)
     _add_capture_options(explain)
     explain.add_argument("--stage", help="show what changed up to this stage instead: captured, round_low_precision, rewrite, inductor")
     explain.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': to the terminal, nothing else)")
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     diff = commands.add_parser("diff", help="compare the graphs of two compiles")
-    diff.add_argument("before", help=f"{TARGET}; or JSON that explain wrote, from another version of torch, say")
+    diff.add_argument("before", help=f"{PROGRAM}; or JSON that explain wrote, from another version of torch, say")
     diff.add_argument("after", nargs="?", help="the same; without it, --against or --batch says what is compared")
     diff.add_argument("--against", choices=("inductor",), help="compare stock Inductor's graphs with ours")
     diff.add_argument("--batch", nargs=2, type=int, metavar=("N", "M"), help="compare a batch of N samples with one of M")
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.set_defaults(run=_diff)
 
     check = commands.add_parser("check", help="run a model in many batches and compare bit for bit")
-    check.add_argument("target", help=TARGET)
+    check.add_argument("program", help=PROGRAM)
     check.add_argument("--backend", default="batch_invariant", help="a backend of torch.compile, or eager (default batch_invariant)")
     check.add_argument("--batch-sizes", type=_numbers(int), metavar="N,M", help="sizes to run (default 1,2,3,8 and all)")
     check.add_argument("--threads", type=_numbers(int), metavar="N,M", help="numbers of threads (default the current one)")
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     find = commands.add_parser("find", help="name the first node whose bits follow the batch")
-    find.add_argument("target", help=TARGET)
+    find.add_argument("program", help=PROGRAM)
     find.add_argument("--backend", default="eager", help="eager, inductor, batch_invariant or another backend (default eager)")
     find.add_argument("--dynamic", action="store_true", help="compile with dynamic shapes")
     find.add_argument("--batch-dim", type=int, default=0, help="the dim of the inputs that holds samples (default 0)")
@@ -152,27 +152,27 @@ def _write(path: str, text: str) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror}; name a file in a folder that exists") from error
 
 
-def _load(name: str) -> Target:
-    from bi_inductor.targets import load_target
+def _load(name: str) -> Program:
+    from bi_inductor.programs import load_program
 
-    return load_target(name)
+    return load_program(name)
 
 
-def _explained(target: Target, arguments: argparse.Namespace, backend: str = "batch_invariant") -> Explanation:
+def _explained(program: Program, arguments: argparse.Namespace, backend: str = "batch_invariant") -> Explanation:
     import torch
 
     from bi_inductor.explain import explain
 
-    args, kwargs = target.arguments
+    args, kwargs = program.arguments
     with torch.set_grad_enabled(arguments.backward):
-        explanation = explain(target.model, *args, kwargs=kwargs, backend=backend, dynamic=True if arguments.dynamic else None)
-    return dataclasses.replace(explanation, function=target.name)
+        explanation = explain(program.model, *args, kwargs=kwargs, backend=backend, dynamic=True if arguments.dynamic else None)
+    return dataclasses.replace(explanation, function=program.name)
 
 
 def _explain(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.reports.html import render_explanation
 
-    explanation = _explained(_load(arguments.target), arguments)
+    explanation = _explained(_load(arguments.program), arguments)
     if arguments.html:
         _write(arguments.html, render_explanation(explanation))
     data = json.dumps(explanation.json(), indent=1)
@@ -227,22 +227,22 @@ def _sides(arguments: argparse.Namespace) -> tuple[Explanation, Explanation]:
     """The two explanations that `diff` compares."""
     ways = [arguments.after is not None, arguments.against is not None, arguments.batch is not None]
     if sum(ways) != 1:
-        raise ValueError("diff takes one of: a second target, --against inductor, --batch N M")
+        raise ValueError("diff takes one of: a second program, --against inductor, --batch N M")
     if arguments.after is not None:
         return _side(arguments.before, arguments), _side(arguments.after, arguments)
-    target = _load(arguments.before)
+    program = _load(arguments.before)
     if arguments.against:
-        return _explained(target, arguments, arguments.against), _explained(target, arguments)
+        return _explained(program, arguments, arguments.against), _explained(program, arguments)
     from bi_inductor.check.batches import Inputs, Run
 
-    inputs = Inputs(target.inputs, arguments.batch_dim)
+    inputs = Inputs(program.inputs, arguments.batch_dim)
     sides = []
     for size in arguments.batch:
         if size < 1:
             raise ValueError(f"--batch: got {size}; allowed are numbers from 1 on")
         samples = tuple(i % inputs.samples for i in range(size))
         gathered, _ = inputs.gather(Run("batch", samples, ()), False)
-        sides.append(_explained(target._replace(inputs=gathered), arguments))
+        sides.append(_explained(program._replace(inputs=gathered), arguments))
     return sides[0], sides[1]
 
 
@@ -259,13 +259,13 @@ def _side(name: str, arguments: argparse.Namespace) -> Explanation:
 
 def _check(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.check import check
-    from bi_inductor.targets import load_function
+    from bi_inductor.programs import load_function
 
-    target = _load(arguments.target)
+    program = _load(arguments.program)
     with _progress() as progress:
         result = check(
-            target.model,
-            target.inputs,
+            program.model,
+            program.inputs,
             backend=arguments.backend,
             batch_sizes=arguments.batch_sizes,
             threads=arguments.threads,
@@ -310,17 +310,17 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.find.variants import default_variants
     from bi_inductor.reports.find_page import render_find
 
-    target = _load(arguments.target)
+    program = _load(arguments.program)
     more = [Variant(pad_left=amount) for amount in arguments.padding] + [Variant(pad_right=amount) for amount in arguments.padding]
     more += [Variant(chunk=arguments.chunk)] if arguments.chunk is not None else []
     more += [Variant(sequence_chunk=arguments.sequence_chunk)] if arguments.sequence_chunk is not None else []
     more += [Variant(threads=count) for count in arguments.threads]
     with _progress() as progress:
         result = find(
-            target.model,
-            target.inputs,
+            program.model,
+            program.inputs,
             backend=arguments.backend,
-            variants=[*default_variants(Inputs(target.inputs, arguments.batch_dim).samples), *more],
+            variants=[*default_variants(Inputs(program.inputs, arguments.batch_dim).samples), *more],
             dynamic=arguments.dynamic,
             batch_dim=arguments.batch_dim,
             sequence_dim=arguments.sequence_dim,

@@ -159,7 +159,7 @@ def test_diff_of_batches_and_of_saved_explanations(tmp_path: Path, capsys: pytes
     assert main(["diff", f"{FILE}:linear", "--batch", "1", "8"]) == INVARIANT
     assert "2 of 6 lines differ, only sizes" in capsys.readouterr().out
     assert main(["diff", f"{FILE}:linear"]) == COULD_NOT_RUN
-    assert "diff takes one of: a second target, --against inductor, --batch N M" in capsys.readouterr().err
+    assert "diff takes one of: a second program, --against inductor, --batch N M" in capsys.readouterr().err
     Path(saved).write_text("{}")
     assert main(["diff", saved, saved]) == COULD_NOT_RUN
     assert "cannot be read as what explain --json wrote" in capsys.readouterr().err

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 
-class TargetError(ValueError):
-    """A target cannot be loaded: one sentence with what to do."""
+class ProgramError(ValueError):
+    """A program cannot be loaded: one sentence with what to do."""
 
 
-class Target(NamedTuple):
+class Program(NamedTuple):
     """A model and its inputs.
 
     Attributes:
@@ -38,40 +38,40 @@ class Target(NamedTuple):
         return (tuple(self.inputs) if isinstance(self.inputs, (tuple, list)) else (self.inputs,)), {}
 
 
-def load_target(name: str) -> Target:
-    """Loads a target.
+def load_program(name: str) -> Program:
+    """Loads a program.
 
     Args:
         name: "module:callable" or "file.py:callable", the callable taking nothing and returning ``(model, inputs)``; or the path of a
             program saved by ``torch.export.save``, whose example inputs are then the inputs.
 
     Raises:
-        TargetError: there is no such file, module or callable, or it raised, returned something else or needs a device that is not there.
+        ProgramError: there is no such file, module or callable, or it raised, returned something else or needs a device that is not there.
     """
     if name.endswith(".pt2"):
-        return _load_program(name)
+        return _load_saved(name)
     function = load_function(name, "a function that returns (model, inputs)")
     try:
         result = function()
     except Exception as error:
-        raise TargetError(_cause(f"target {name!r} raised", error)) from error
+        raise ProgramError(_cause(f"program {name!r} raised", error)) from error
     if not isinstance(result, tuple) or len(result) != 2 or not callable(result[0]):
-        raise TargetError(f"target {name!r} returned {_kind(result)}; it must return a tuple (model, inputs), the model something to call")
-    return Target(name, *result)
+        raise ProgramError(f"program {name!r} returned {_kind(result)}; it must return a tuple (model, inputs), the model a callable")
+    return Program(name, *result)
 
 
 def load_function(name: str, what: str = "a function") -> Callable[..., Any]:
-    """The function that ``module:callable`` or ``file.py:callable`` names. Raises TargetError when there is none, or no ``what``."""
+    """The function that ``module:callable`` or ``file.py:callable`` names. Raises ProgramError when there is none, or no ``what``."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise TargetError(f"target {name!r} must be module:callable, file.py:callable or the path of a saved program ending in .pt2")
+        raise ProgramError(f"program {name!r} must be module:callable, file.py:callable or the path of a saved program ending in .pt2")
     function = _import(name, module_name)
     for part in attribute.split("."):
         if not hasattr(function, part):
-            raise TargetError(f"target {name!r}: {module_name} has no {attribute!r}")
+            raise ProgramError(f"program {name!r}: {module_name} has no {attribute!r}")
         function = getattr(function, part)
     if not callable(function):
-        raise TargetError(f"target {name!r} is of type {type(function).__name__}; it must be {what}")
+        raise ProgramError(f"program {name!r} is of type {type(function).__name__}; it must be {what}")
     found: Callable[..., Any] = function
     return found
 
@@ -91,7 +91,7 @@ def _import(name: str, module_name: str) -> Any:
             return importlib.import_module(module_name)
         path = Path(module_name)
         if not path.is_file():
-            raise TargetError(f"target {name!r}: there is no file {module_name}")
+            raise ProgramError(f"program {name!r}: there is no file {module_name}")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -99,26 +99,26 @@ def _import(name: str, module_name: str) -> Any:
         sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)
         return module
-    except TargetError:
+    except ProgramError:
         raise
     except Exception as error:
-        raise TargetError(_cause(f"target {name!r} cannot be imported", error)) from error
+        raise ProgramError(_cause(f"program {name!r} cannot be imported", error)) from error
 
 
-def _load_program(name: str) -> Target:
+def _load_saved(name: str) -> Program:
     if not Path(name).is_file():
-        raise TargetError(f"target {name!r}: there is no such file")
+        raise ProgramError(f"program {name!r}: there is no such file")
     try:
         program = torch.export.load(name)
         model = program.module()
     except Exception as error:
-        raise TargetError(_cause(f"target {name!r} cannot be loaded by torch.export.load", error)) from error
+        raise ProgramError(_cause(f"program {name!r} cannot be loaded by torch.export.load", error)) from error
     if not program.example_inputs:
-        raise TargetError(f"target {name!r} was saved without example inputs; give a module:callable that loads it and makes inputs")
+        raise ProgramError(f"program {name!r} was saved without example inputs; give a module:callable that loads it and makes inputs")
     args, kwargs = program.example_inputs
     if args and kwargs:
-        raise TargetError(f"target {name!r} takes positional and keyword arguments; export it with one kind, or give a module:callable")
-    return Target(name, model, kwargs or args)
+        raise ProgramError(f"program {name!r} takes positional and keyword arguments; export it with one kind, or give a module:callable")
+    return Program(name, model, kwargs or args)
 
 
 def _cause(what: str, error: Exception) -> str:
