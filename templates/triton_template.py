@@ -60,13 +60,14 @@ def lower(
     *,
     dtype: torch.dtype,
     out_dtype: torch.dtype | None = None,
+    stride: Sequence[Any] | None = None,
 ) -> ir.TensorBox:
-    """Adds a call of ``kernel`` to the graph being lowered and returns its output, contiguous, of ``size``.
+    """Adds a call of ``kernel`` to the graph being lowered and returns its output.
 
     Args:
         kernel: the template.
         inputs: realized nodes by their name in the source.
-        size: sizes of the output.
+        size: sizes of the output; ``stride`` its strides, row-major if None.
         launch: warps and pipeline stages.
         constants: what the source is rendered with.
         call_sizes: arguments of the grid before the constants.
@@ -75,7 +76,8 @@ def lower(
     """
     nodes = list(inputs.values())
     out_dtype = out_dtype or dtype
-    layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, [sympy.sympify(n) for n in size])
+    strides = None if stride is None else [sympy.sympify(n) for n in stride]
+    layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, [sympy.sympify(n) for n in size], strides)
     # Inductor computes epilogues in float32 or, where elements are float64, in float64.
     result = torch.float64 if out_dtype == torch.float64 else torch.float32
     choice: Any = kernel.generate(
@@ -103,6 +105,16 @@ def strided(node: Any, size: Sequence[Any], stride: Sequence[Any]) -> ir.Reinter
     storage = node.data if isinstance(node, ir.ReinterpretView) else node if isinstance(node, ir.StorageBox) else ir.StorageBox(node)
     other = ir.FixedLayout(layout.device, layout.dtype, list(size), list(stride), layout.offset)
     return ir.ReinterpretView(data=storage, layout=other)
+
+
+def broadcast(node: Any, size: list[Any]) -> ir.ReinterpretView:
+    """A realized ``node`` as ``size``, with a stride of 0 along every dim that it is repeated over."""
+    missing = len(size) - len(node.get_size())
+    strides = [
+        0 if V.graph.sizevars.statically_known_equals(n, 1) else stride
+        for n, stride in zip(node.get_size(), node.get_layout().stride, strict=True)
+    ]
+    return strided(node, size, [0] * missing + strides)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch._inductor.utils import convert_shape_to_inductor
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.attention import kernel as attention_kernel
-from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.attention import triton_lowering
+from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
 from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.operand import Operand
 
@@ -38,13 +39,16 @@ def attention(
     kind = attention_kernel.mask_kind(None if mask is None else mask.get_dtype())
     factor = attention_kernel.default_scale(q.get_size()[-1], scale)
 
+    fake = V.graph.current_node.meta["val"]
+    size, stride = (convert_shape_to_inductor(numbers) for numbers in (fake.shape, fake.stride()))
+    if on_triton(q.get_device()):
+        return triton_lowering.attention(q, k, v, mask, is_causal, factor, list(stride))
+
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         values = attention_kernel.arguments(t["q"], t["k"], t["v"], t["mask"], kind, is_causal, factor)
         strides = dict(zip(("out_batch", "out_head", "out_row"), out.stride, strict=False))
         return {**values, "out": out.pointer, **strides}
 
-    fake = V.graph.current_node.meta["val"]
-    size, stride = (convert_shape_to_inductor(numbers) for numbers in (fake.shape, fake.stride()))
     inputs = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "mask": mask}
     return lower(attention_kernel.KERNEL, q.get_dtype(), inputs, size, arguments, stride=stride)
 
@@ -57,6 +61,9 @@ def attention_lse(
 
     kind = attention_kernel.mask_kind(None if mask is None else mask.get_dtype())
     factor = attention_kernel.default_scale(q.get_size()[-1], scale)
+
+    if on_triton(q.get_device()):
+        return triton_lowering.attention(q, k, None, mask, is_causal, factor)
 
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         k_operand = t["k"]

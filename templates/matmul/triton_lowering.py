@@ -12,7 +12,7 @@ from torch._inductor.virtualized import V
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.matmul.configurations import configuration
-from bi_inductor.templates.triton_template import constant, lower, strided, template
+from bi_inductor.templates.triton_template import broadcast, constant, lower, template
 
 
 @SymbolicGridFn
@@ -29,7 +29,7 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
     size = [*batch, m, n]
     inputs = {"A": realized(a), "B": realized(b)}
     if bias is not None:
-        inputs["BIAS"] = _broadcast(realized(bias), size)
+        inputs["BIAS"] = broadcast(realized(bias), size)
     chosen = configuration(target_of(a.get_device()), dtype, n)
     # Partial sums of 256 products keep float32 as accurate as libraries are; tensor cores' products of 16-bit numbers lose less than
     # rounding the result does.
@@ -49,13 +49,3 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
         "BETA": 1 if beta == 1 else constant(beta),
     }
     return lower(kernel, inputs, size, chosen.launch, constants, (batch[0] if batch else 1, m, n), dtype=dtype)
-
-
-def _broadcast(bias: Any, size: list[Any]) -> ir.ReinterpretView:
-    """``bias`` with a stride of 0 along every dim that it is repeated over."""
-    missing = len(size) - len(bias.get_size())
-    strides = [
-        0 if V.graph.sizevars.statically_known_equals(n, 1) else stride
-        for n, stride in zip(bias.get_size(), bias.get_layout().stride, strict=True)
-    ]
-    return strided(bias, size, [0] * missing + strides)

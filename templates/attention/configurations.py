@@ -1,0 +1,68 @@
+"""The pinned configurations of the Triton attention: one for each target, dtype and head dim.
+
+CHUNK, the number of keys whose scores share a maximum, is part of the numerics; no size that follows the batch chooses it. Tiles have 64
+queries for prefill and decode alike, so that both use one instruction family.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from bi_inductor.templates import gpu
+from bi_inductor.templates.triton_template import Launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Queries of a tile, keys of a chunk, warps and pipeline stages of one kernel."""
+
+    block_m: int
+    chunk: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> Launch:
+        """What Triton compiles the kernel with."""
+        return Launch(self.warps, self.stages)
+
+
+# target -> kind of element -> padded head dim -> configuration; a larger head dim has none.
+#                          queries chunk warps stages
+CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
+    "sm_80": {
+        "16 bit": {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(64, 32, 8, 1)},
+        "float32": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+    },
+    "sm_90": {
+        "16 bit": {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(32, 32, 8, 1)},
+        "float32": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+    },
+    "sm_100": {
+        "16 bit": {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(64, 32, 8, 1)},
+        "float32": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+    },
+    "gfx942": {
+        "16 bit": {64: Configuration(64, 64, 4, 1), 128: Configuration(64, 32, 8, 1), 256: Configuration(64, 32, 8, 1)},
+        "float32": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+    },
+    gpu.DEFAULT: {
+        "16 bit": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 4, 1), 256: Configuration(32, 32, 8, 1)},
+        "float32": {64: Configuration(16, 16, 4, 1), 128: Configuration(16, 16, 4, 1), 256: Configuration(16, 16, 8, 1)},
+    },
+}
+
+LARGEST_HEAD_DIM = 256
+
+
+def padded(dim: int) -> int:
+    """The power of two, of 16 or more, that holds ``dim`` elements."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def configuration(target: str, dtype: torch.dtype, head_dim: int) -> Configuration:
+    """The configuration for rows of ``head_dim`` (the larger of those of keys and values, at most LARGEST_HEAD_DIM) on ``target``."""
+    kind = "16 bit" if dtype in (torch.bfloat16, torch.float16) else "float32"
+    return CONFIGURATIONS[target][kind][max(64, padded(head_dim))]

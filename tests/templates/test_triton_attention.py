@@ -1,0 +1,121 @@
+"""The Triton attention in the interpreter: prefill is decode, padding changes nothing, batches and heads do not matter, accuracy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.interpreter import code_of, run_batches, run_compiled
+from tests.interpreter.process import Interpreter
+from tests.templates.rows import assert_same_bits, differences, randn, relative_error
+
+pytestmark = pytest.mark.xdist_group("interpreter")
+ops = torch.ops.bi_inductor
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def operands(queries: int, keys: int, dtype: torch.dtype, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries of four heads over keys and values of two, dims of 24."""
+    shapes = [(batch, 4, queries, 24), (batch, 2, keys, 24), (batch, 2, keys, 24)]
+    q, k, v = (randn(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
+    return q, k, v
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+    out: torch.Tensor = ops.attention(q, k, v, mask, causal)
+    return out
+
+
+def causal_mask(queries: int, keys: int) -> torch.Tensor:
+    """The last ``queries`` of ``keys``; each sees itself and what is before it."""
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_prefill_is_decode_and_padding_changes_nothing(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    q, k, v = operands(40, 40, dtype)
+    mask = causal_mask(40, 40).expand(2, 1, 40, 40)
+    # 37 keys before the first real one, which hold NaN: unused places of a cache.
+    padded_k, padded_v = (torch.cat([torch.full_like(t[:, :, :37], float("nan")), t], 2) for t in (k, v))
+    padded = torch.cat([torch.zeros(2, 1, 40, 37, dtype=torch.bool), mask], 3)
+    after_k, after_v = (torch.cat([t, torch.full_like(t[:, :, :5], float("nan"))], 2) for t in (k, v))
+    after = torch.cat([mask, torch.zeros(2, 1, 40, 5, dtype=torch.bool)], 3)
+    calls = [
+        (q, k, v, mask),
+        (q, k, v, None, True),
+        (q[:, :, -1:], k, v, mask[:, :, -1:]),
+        (q[:, :, 8:], k, v, mask[:, :, 8:]),
+        (q[:, :, 10:11], k[:, :, :11], v[:, :, :11]),
+        (q, padded_k, padded_v, padded),
+        (q, after_k, after_v, after),
+        (q, k, v, torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))),
+        (q[1:], k[1:], v[1:], mask[1:]),
+        (q.flip(0), k.flip(0), v.flip(0), mask),
+    ]
+    whole, causal, decoded, chunk, early, left, right, additive, alone, flipped = interpreter.run(run_batches, attend, calls)
+    assert_same_bits(causal, whole, "the causal rule")
+    assert_same_bits(decoded, whole[:, :, -1:], "the last token")
+    assert_same_bits(chunk, whole[:, :, 8:], "a chunk")
+    assert_same_bits(early, whole[:, :, 10:11], "a token with the keys it had then")
+    assert_same_bits(left, whole, "left padding")
+    assert_same_bits(right, whole, "right padding")
+    assert_same_bits(additive, whole, "an additive mask")
+    assert_same_bits(alone, whole[1:], "alone")
+    assert_same_bits(flipped, whole.flip(0), "another order")
+    # Control: keys in another order are other sums.
+    reversed_keys = interpreter.run(run_compiled, attend, q[:, :, -1:], k.flip(2), v.flip(2))
+    assert differences(reversed_keys, decoded) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    q, k, v = operands(5, 70, dtype)
+    mask = torch.rand(2, 1, 5, 70, generator=torch.Generator().manual_seed(0)) > 0.3
+    found = interpreter.run(run_compiled, attend, q, k, v, mask)
+
+    def torchs(*tensors: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, mask, enable_gqa=True)
+
+    exact = torchs(q.double(), k.double(), v.double())
+    assert relative_error(found, exact) <= 1.5 * relative_error(torchs(q, k, v), exact)
+
+
+def test_rows_without_keys_and_scores_of_infinity(interpreter: Interpreter) -> None:
+    q, k, v = operands(3, 40, torch.float32)
+    mask = torch.ones(2, 1, 3, 40, dtype=torch.bool)
+    mask[0, 0, 1] = False
+    mask[1] = False
+    found = interpreter.run(run_compiled, attend, q, k, v, mask)
+    assert torch.equal(found[1], torch.zeros_like(found[1])) and torch.equal(found[0, :, 1], torch.zeros_like(found[0, :, 1]))
+    assert_same_bits(found[0, :, ::2], interpreter.run(run_compiled, attend, q[:1], k[:1], v[:1])[0, :, ::2], "rows beside them")
+    endless = k.clone()
+    endless[0, 0, 7] = float("inf")
+    expected = attend(q, endless, v).isnan()
+    assert torch.equal(interpreter.run(run_compiled, attend, q, endless, v).isnan(), expected)
+
+
+def normalizers(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = ops.attention_lse(q, k, mask)
+    return out
+
+
+def test_the_logarithm_of_the_normalizer(interpreter: Interpreter) -> None:
+    q, k, _ = operands(3, 40, torch.float32)
+    mask = torch.ones(2, 1, 3, 40, dtype=torch.bool)
+    mask[0, 0, 1] = False
+    found, expected = interpreter.run(run_compiled, normalizers, q, k, mask), normalizers(q, k, mask)
+    assert torch.equal(found.isinf(), expected.isinf())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x @ weight.t()).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return attended.transpose(1, 2).flatten(2) + x
+
+
+def test_a_model_is_made_of_templates(interpreter: Interpreter) -> None:
+    x, weight = randn(2, 5, 32, dtype=torch.bfloat16), randn(96, 32, dtype=torch.bfloat16, seed=1)
+    found, codes = interpreter.run(code_of, block, x, weight)
+    assert "extern_kernels." not in codes[0] and codes[0].count("@triton_heuristics.template") == 2
+    assert_same_bits(found[1:], interpreter.run(run_compiled, block, x[1:], weight), "alone")
