@@ -1,7 +1,8 @@
-"""The command line, ``bi-inductor`` and ``python -m bi_inductor``: explain, diff, check, find and doctor.
+"""The command line, ``bi-inductor`` and ``python -m bi_inductor``: explain, diff, check, find, compile and doctor.
 
-Exit codes: 0 invariant (explain: every op is supported; diff: no difference, with --batch none but sizes), 1 variant (explain: an op is
-refused, opaque or mixes samples; diff: a difference), 2 it could not be found out.
+Exit codes: 0 invariant (explain: every op is supported; diff: no difference, with --batch none but sizes; compile: every kernel fits the
+target), 1 variant (explain: an op is refused, opaque or mixes samples; diff: a difference; compile: a kernel spills registers or needs more
+shared memory than there is), 2 it could not be found out.
 """
 
 from __future__ import annotations
@@ -117,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     find.add_argument("--html", metavar="FILE", help="also write the result as one HTML page, with a plot along the graph")
     find.add_argument("--reproduce", metavar="FILE", help="write a script that shows the difference by itself")
     find.set_defaults(run=_find)
+
+    compile_ = commands.add_parser("compile", help="what Triton makes of a model for a GPU that need not be there")
+    compile_.add_argument("program", help=PROGRAM)
+    compile_.add_argument("--target", required=True, metavar="NAME", help="the GPU: sm_80, sm_90, sm_100 or gfx942")
+    compile_.add_argument("--dynamic", action="store_true", help="with dynamic shapes")
+    compile_.add_argument("--json", metavar="FILE", help="also write everything as JSON, sources and assembly included")
+    compile_.set_defaults(run=_compile)
 
     doctor = commands.add_parser("doctor", help="what this machine offers and what it means for invariance")
     doctor.add_argument("--json", action="store_true", help="as JSON")
@@ -334,6 +342,19 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.reproduce and not result.invariant:
         result.write_reproduction(arguments.reproduce)
     return INVARIANT if result.invariant else VARIANT
+
+
+def _compile(arguments: argparse.Namespace, console: Console) -> int:
+    from bi_inductor.targets import compile_program
+
+    report = compile_program(arguments.program, arguments.target, dynamic=arguments.dynamic)
+    console.print(report.table())
+    console.print(report.summary(), markup=False)
+    for fault in report.faults:
+        console.print(fault, style="red", markup=False)
+    if arguments.json:
+        _write(arguments.json, json.dumps(report.json(), indent=1) + "\n")
+    return VARIANT if report.faults else INVARIANT
 
 
 def _doctor(arguments: argparse.Namespace, console: Console) -> int:

@@ -28,6 +28,10 @@ class CompilerError(BatchInvariantError):
     """The C++ compiler is missing or failed."""
 
 
+class MissingTritonError(BatchInvariantError):
+    """Compiling for a GPU needs triton, which is not installed."""
+
+
 class CaptureError(BatchInvariantError):
     """The model cannot be captured as one graph that runs for every batch."""
 
