@@ -11,7 +11,7 @@ import dataclasses
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -117,7 +117,7 @@ def build(name: str, source: str, calls: int, target: Target) -> CompiledKernel:
     moved = inductor.get("kernel_num_gb")
     return CompiledKernel(
         name=name,
-        configuration=_configuration(configuration),
+        configuration=_configuration(configuration, inductor.get("config_args", {})),
         alternatives=len(autotuner.configs) - 1,
         calls=calls,
         registers=registers,
@@ -131,9 +131,10 @@ def build(name: str, source: str, calls: int, target: Target) -> CompiledKernel:
     )
 
 
-def _configuration(config: Any) -> str:
-    blocks = [f"{name}={value}" for name, value in config.kwargs.items()]
-    return ", ".join([*blocks, f"{config.num_warps} warps", f"{config.num_stages} stages"])
+def _configuration(config: Any, constants: Mapping[str, Any]) -> str:
+    """Block sizes, which Inductor's own kernels have from ``config`` and templates among their constants, then warps and stages."""
+    sizes = {**config.kwargs, **{name: value for name, value in constants.items() if re.match("BLOCK|GROUP|CHUNK|UNROLL|ROWS", name)}}
+    return ", ".join([*(f"{name}={value}" for name, value in sizes.items()), f"{config.num_warps} warps", f"{config.num_stages} stages"])
 
 
 def _resources(kernel: Any, target: Target) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import pytest
 
 from bi_inductor.targets import TARGETS, target_named
+from bi_inductor.templates import gpu
 
 
 def test_every_target_is_whole():
@@ -13,6 +14,8 @@ def test_every_target_is_whole():
         assert target.threads_per_multiprocessor % target.warp_size == 0
         assert {"fp32", "fp16", "bf16"} <= set(target.operations) and target.operations["bf16"] > target.operations["fp32"]
         assert len(target.limits_source) > 15 and len(target.peak_source) > 15
+    # Tables of configurations name the same.
+    assert gpu.TARGETS == tuple(TARGETS)
     assert TARGETS["sm_100"].capability == (10, 0) and TARGETS["sm_80"].capability == (8, 0)
 
 
