@@ -113,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     find.add_argument("--chunk", type=int, metavar="N", help="also run N samples at a time")
     find.add_argument("--sequence-chunk", type=int, metavar="N", help="also run N positions at a time")
+    find.add_argument("--in-chunks", metavar="FUNCTION", help="module:function or file.py:function that runs these chunks, with a KV cache")
     find.add_argument("--threads", type=_numbers(int), default=(), metavar="N,M", help="also run on N threads")
     find.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     find.add_argument("--html", metavar="FILE", help="also write the result as one HTML page, with a plot along the graph")
@@ -317,6 +318,7 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.find import Variant, find
     from bi_inductor.find.variants import default_variants
     from bi_inductor.reports.find_page import render_find
+    from bi_inductor.targets import load_function
 
     program = _load(arguments.program)
     more = [Variant(pad_left=amount) for amount in arguments.padding] + [Variant(pad_right=amount) for amount in arguments.padding]
@@ -332,6 +334,7 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
             dynamic=arguments.dynamic,
             batch_dim=arguments.batch_dim,
             sequence_dim=arguments.sequence_dim,
+            in_chunks=load_function(arguments.in_chunks) if arguments.in_chunks else None,
             progress=progress,
         )
     console.print(result.text(), markup=False)

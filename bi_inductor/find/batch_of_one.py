@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 
 from ..check.batches import Inputs
 from ..errors import CaptureError
-from .capture import Captured, capture
+from .capture import Captured, Cut, capture
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -94,12 +94,14 @@ _MAY_CHANGE_NOTHING = frozenset(
 Values = dict[frozenset[Any], int]
 
 
-def other_way(captured: Captured, model: Any, inputs: Inputs, sequence: list[int | None], length: int) -> OtherWay | str | None:
+def other_way(
+    captured: Captured, model: Any, inputs: Inputs, sequence: list[int | None], length: int, cut: Cut | None = None
+) -> OtherWay | str | None:
     """How ``model`` runs a batch of one.
 
     Args:
         captured: its graph for bigger batches.
-        model, inputs, sequence: as `capture` was given them.
+        model, inputs, sequence, cut: as `capture` was given them.
         length: of the samples, for sizes that follow it.
 
     Returns:
@@ -110,7 +112,7 @@ def other_way(captured: Captured, model: Any, inputs: Inputs, sequence: list[int
     if isinstance(model, ExportedProgram):
         return None
     try:
-        single = capture(model, inputs, sequence, one_sample=True)
+        single = capture(model, inputs, sequence, one_sample=True, cut=cut)
     except CaptureError as error:
         return f"the model cannot be captured for a batch of one, so variants of one sample ran the graph of bigger batches: {error}"
     return _compare(captured, single, length)

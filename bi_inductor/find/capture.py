@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import logging
 import operator
 import sys
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.fx.traceback import annotate, preserve_node_meta
 
 from ..check.batches import Inputs, Run
+from ..check.chunks import InChunks
 from ..errors import CaptureError, missing_device, user_line
 from ..leaves import Leaf
 
@@ -45,6 +48,7 @@ class Captured:
         of_samples: the nodes whose values are computed from inputs that hold samples; others follow at most the sizes, as arange does.
         last_uses: the values that nobody needs after a node.
         kept: the nodes that the outputs, or ops in place, depend on; in order.
+        calls: for the nodes that a call of the model by `in_chunks` made, the number of that call; empty without `in_chunks`.
     """
 
     module: GraphModule
@@ -55,6 +59,7 @@ class Captured:
     of_samples: set[Node]
     last_uses: dict[Node, list[Node]]
     kept: list[Node]
+    calls: dict[Node, int]
 
     @property
     def nodes(self) -> list[Node]:
@@ -78,7 +83,54 @@ class _Function(torch.nn.Module):
         return self.function(*arguments, **named)
 
 
-def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: bool = False, lengths: Collection[int] = ()) -> Captured:
+@dataclass(frozen=True)
+class Cut:
+    """How `in_chunks` of `find` is called in a capture.
+
+    Attributes:
+        in_chunks: the user's function.
+        pieces: first position and length of each chunk; empty for one chunk that is the whole sequence.
+    """
+
+    in_chunks: InChunks
+    pieces: tuple[tuple[int, int], ...] = ()
+
+
+class _InChunks(_Function):
+    """A model that the user's `in_chunks` calls, a chunk at a time; the nodes of each call are marked with its number."""
+
+    def __init__(self, function: Callable[..., Any], cut: Cut, inputs: Inputs, sequence: list[int | None]) -> None:
+        super().__init__(function)
+        self.cut, self.inputs, self.sequence = cut, inputs, sequence
+
+    def forward(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        values = pytree.tree_leaves((arguments, named))
+        numbers = itertools.count()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with annotate({_CALL: next(numbers)}):
+                return self.function(*args, **kwargs)
+
+        return self.cut.in_chunks(call, [self._piece(values, *piece) for piece in self.cut.pieces] or [self._piece(values)])
+
+    def _piece(self, values: list[Any], *piece: int) -> Any:
+        dims = self.sequence if piece else [None] * len(values)
+        parts = [value if dim is None else value.narrow(dim, *piece).contiguous() for value, dim in zip(values, dims, strict=True)]
+        return pytree.tree_unflatten(parts, self.inputs.structure)
+
+
+# The name of the mark.
+_CALL = "bi_inductor.call"
+
+
+def capture(
+    model: Any,
+    inputs: Inputs,
+    sequence: list[int | None],
+    one_sample: bool = False,
+    lengths: Collection[int] = (),
+    cut: Cut | None = None,
+) -> Captured:
     """The graph of ``model``.
 
     Args:
@@ -87,6 +139,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
         sequence: for each leaf of the inputs the dim whose length varies between variants, or None.
         one_sample: the graph for a batch of exactly one instead of the graph for every size from 2 on. Its layouts know no batch.
         lengths: of the samples in the variants.
+        cut: the model is called by `in_chunks`, in these pieces (then the length is that of ``inputs``).
 
     Raises:
         CaptureError: the model is not one graph, fixes the batch size, writes to its inputs or state, or needs a device that is not there.
@@ -97,7 +150,10 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
 
     leaves = [leaf._replace(dim=None) for leaf in inputs.leaves] if one_sample else inputs.leaves
     samples = (0,) if one_sample else tuple(range(inputs.samples))
-    program = model if isinstance(model, ExportedProgram) else _export(model, inputs, samples, leaves, sequence)
+    # Pieces have lengths of their own; the whole has one that symbols can tell from other sizes.
+    symbolic: list[int | None] = [None] * len(sequence) if cut is not None and cut.pieces else sequence
+    wrapped = model if cut is None else _InChunks(model, cut, inputs, sequence)
+    program = model if isinstance(model, ExportedProgram) else _export(wrapped, inputs, samples, leaves, symbolic)
     signature = program.graph_signature
     constants: dict[str, Any] = {}
     user_inputs: list[str] = []
@@ -116,7 +172,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
     _check_outputs(graph)
-    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, sequence)
+    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, symbolic)
     _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
     for node in list(graph.nodes):
         _check_node(node, constants, leaf_of)
@@ -133,6 +189,7 @@ def capture(model: Any, inputs: Inputs, sequence: list[int | None], one_sample: 
         of_samples=_of_samples(graph, {name for name, index in leaf_of.items() if inputs.leaves[index].is_batched}),
         last_uses=_last_uses(graph),
         kept=_kept(graph),
+        calls={node: node.meta["custom"][_CALL] for node in graph.nodes if _CALL in node.meta.get("custom", {})},
     )
 
 
@@ -157,14 +214,15 @@ def _export(
         dynamic.append(dims if isinstance(leaf.value, torch.Tensor) and dims else None)
     shapes, named_shapes = _call_arguments(pytree.tree_unflatten(dynamic, inputs.structure), example)
     specification: Any
-    if isinstance(model, torch.nn.Module) and not _takes_any(model.forward):
+    if isinstance(model, torch.nn.Module) and not _takes_any(model.forward) and not isinstance(model, _InChunks):
         module = model
         specification = {**dict(zip(inspect.signature(model.forward).parameters, shapes, strict=False)), **named_shapes}
     else:
-        module, arguments, named = _Function(model), (arguments, named), {}
+        module, arguments, named = model if isinstance(model, _InChunks) else _Function(model), (arguments, named), {}
         specification = (shapes, named_shapes)
+    marks = preserve_node_meta() if isinstance(model, _InChunks) else contextlib.nullcontext()
     try:
-        with torch.no_grad(), _user_frames(), _quiet():
+        with torch.no_grad(), _user_frames(), _quiet(), marks:
             return export(module, arguments, named, dynamic_shapes=specification, strict=False)
     except Exception as error:
         raise _capture_error(error) from error

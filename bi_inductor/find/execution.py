@@ -93,7 +93,7 @@ def digests(
             value = execution.step(own)
             node = own if way is None else way.counterparts.get(own)
             layout = None if node is None else layout_of(captured, node, padded)
-            if node is not None and layout is not None and isinstance(value, torch.Tensor) and not _is_seen(own, value, execution):
+            if node is not None and layout is not None and isinstance(value, torch.Tensor) and not is_seen(own, value, execution):
                 for setting, results in zip(settings, found, strict=True):
                     results[node] = _digest(layout, value, setting)
             # Before the next op makes its result.
@@ -110,7 +110,7 @@ def _digest(layout: Layout, value: torch.Tensor, setting: Setting) -> Digest:
     return row_digests(rows), tuple(rows.shape[1:]), rows.dtype
 
 
-def _is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:
+def is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:
     """Whether the value is a view of one that came before; the results of an op that has several are looked at one by one."""
     if node.target is operator.getitem or written_arguments(node):
         return False
@@ -177,10 +177,15 @@ def compare(layout: Layout, left: tuple[Any, Setting], right: tuple[Any, Setting
         elements = right[0].numel()
         return Measured(1, 1, elements, elements, float("inf"), (), (tuple(left[0].shape), tuple(right[0].shape)))
     rows, other_rows = (layout.rows(value, setting.extent) for value, setting in (left, right))
-    if layout.batches:
-        return _measure(rows, other_rows, *shared_places(left[1], right[1]))
-    if rows.shape != other_rows.shape and left[1].extent[1:] != right[1].extent[1:]:
+    if not layout.batches and rows.shape != other_rows.shape and left[1].extent[1:] != right[1].extent[1:]:
         return None
+    return measure_rows(layout, rows, other_rows, left[1], right[1])
+
+
+def measure_rows(layout: Layout, rows: torch.Tensor, other_rows: torch.Tensor, left: Setting, right: Setting) -> Measured | None:
+    """The distance of rows [samples, ...], of those samples that both compare; of all for a value without samples, [1, ...]."""
+    if layout.batches:
+        return _measure(rows, other_rows, *shared_places(left, right))
     measured = _measure(rows, other_rows, [0], [0])
     return measured and dataclasses.replace(measured, place=measured.place[1:])
 
@@ -196,6 +201,7 @@ class Step:
         by_itself: whether it differs when both variants are given the reference's rows; None when that was not tried.
         repeatable: whether the same call on the same operands gave the same bits.
         moved: operands that hold positions of the padded samples instead of values of samples, and so differ.
+        others: what operands and the result are in the other variant, where its graph is another one and the sizes do not tell.
     """
 
     node: Node
@@ -204,6 +210,7 @@ class Step:
     by_itself: bool | None = None
     repeatable: bool = True
     moved: tuple[Node, ...] = ()
+    others: dict[Node, str] = dataclasses.field(default_factory=dict)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -292,7 +299,7 @@ def in_step(
                 # Positions, or what was made of them: other values at the compared positions, and no fault of the op.
                 distances[node] = moved.max_ulp
             elif operands and not isinstance(value, int):
-                if isinstance(value, torch.Tensor) and layout is not None and not _is_seen(node, value, left):
+                if isinstance(value, torch.Tensor) and layout is not None and not is_seen(node, value, left):
                     found.append(Step(node, None, operands))
                 else:
                     # A view, or an op of several results, carries what its operand has.
@@ -304,6 +311,13 @@ def in_step(
             left.release(node)
             right.release(node)
     return found, first
+
+
+def described(value: Any) -> str:
+    """A running value's dtype, shape and strides."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} strides {value.stride()}"
+    return f"{len(value)} tensors" if isinstance(value, (tuple, list)) else str(value)
 
 
 def producer_of(node: Node) -> Node:

@@ -14,7 +14,8 @@ from bi_inductor.passes.layout import BATCH, Layout
 from ..leaves import BatchDim
 from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
-from .capture import Captured, capture
+from .capture import Captured, Cut, capture
+from .chunks import ChunkedRun, chunk_digests, chunked_run, measure_chunk
 from .compiled import CompiledPair, Progress, differences, run_outputs
 from .execution import Digest, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
@@ -23,6 +24,8 @@ from .variants import Samples, Setting, Variant, default_variants, resolve
 
 if TYPE_CHECKING:
     from torch.fx import Node
+
+    from ..check.chunks import InChunks
 
 
 def find(
@@ -38,6 +41,7 @@ def find(
     dynamic: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
+    in_chunks: InChunks | None = None,
     progress: Progress | None = None,
 ) -> FindResult:
     """Runs a model several ways, compares the samples that runs share, and names the first node whose bits part.
@@ -62,6 +66,9 @@ def find(
         dynamic: compile with symbolic shapes instead of once for each shape.
         options: passed to `torch.compile`.
         seed: of the global random state during every run, which is put back afterwards.
+        in_chunks: a function of (fn, chunks) that calls ``fn`` once for each chunk, in order, carries a cache from call to call, and
+            returns the outputs of the whole sequence, as `check` takes it. Every variant runs by it: with one chunk that is the whole,
+            or with those of `sequence_chunk`, whose values are compared with the whole's at their positions. In eager only.
         progress: called with what comes next, how many steps are done, and how many there are (None under a compiler, where each compile
             is a step and only the search tells how many it takes).
 
@@ -76,15 +83,55 @@ def find(
     name = backend_name(backend)
     samples = Samples(inputs, batch_dim, sequence_dim, padding_values)
     chosen = default_variants(samples.inputs.samples) if variants is None else variants
-    settings = resolve(chosen, samples, backend, dynamic, threads)
+    settings = resolve(chosen, samples, backend, dynamic, threads, carries=in_chunks is not None)
+    if in_chunks is not None:
+        _check_in_chunks(in_chunks, model, settings)
 
     tell = progress or _silent
     tell("capture", 0, None)
-    captured = capture(model, samples.inputs, samples.sequence, lengths={setting.extent.length for setting in settings})
-    alone = any(setting.extent.batch == 1 for setting in settings)
-    way = other_way(captured, model, samples.inputs, samples.sequence, samples.length) if alone else None
-    search = _Search(name, captured, samples, settings, options, seed, way, tell)
+    cut = None if in_chunks is None else Cut(in_chunks)
+    lengths = {setting.extent.length for setting in settings if not setting.pieces}
+    captured = capture(model, samples.inputs, samples.sequence, lengths=lengths, cut=cut)
+    alone = any(setting.extent.batch == 1 and not setting.pieces for setting in settings)
+    way = other_way(captured, model, samples.inputs, samples.sequence, samples.length, cut) if alone else None
+    chunked: dict[Any, ChunkedRun] = {}
+    for setting in settings:
+        if in_chunks is not None and setting.pieces and _graph_of(setting) not in chunked:
+            chunked[_graph_of(setting)] = chunked_run(captured, model, samples, in_chunks, setting)
+    search = _Search(name, captured, samples, settings, options, seed, way, chunked, tell)
     return search.eager() if all(setting.eager for setting in settings) else search.under_a_compiler()
+
+
+def _names(names: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _not_in_chunks(nodes: list[Node]) -> tuple[str, ...]:
+    if not nodes:
+        return ()
+    names = _names([_name(node) for node in nodes])
+    return (f"not compared in chunks, since they hold no positions or a chunk calls other ops there: {len(nodes)} values ({names})",)
+
+
+def _graph_of(setting: Setting) -> Any:
+    """What variants in chunks that run the same graph have in common."""
+    return setting.pieces, setting.extent.batch == 1
+
+
+def _check_in_chunks(in_chunks: Any, model: Any, settings: list[Setting]) -> None:
+    from torch.export import ExportedProgram
+
+    if not callable(in_chunks):
+        raise ValueError(
+            f"in_chunks: got {in_chunks!r}; allowed is a function of (fn, chunks) that returns the outputs of the whole sequence"
+        )
+    if not any(setting.pieces for setting in settings):
+        raise ValueError("in_chunks needs a variant with sequence_chunk, the number of positions of a chunk")
+    if isinstance(model, ExportedProgram):
+        raise ValueError("in_chunks needs the model itself: a saved program is one call and cannot be captured together with its cache")
+    if not all(setting.eager for setting in settings):
+        raise ValueError("in_chunks runs in eager only: compiled calls have no values in between; bi_inductor.check compares their outputs")
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -103,6 +150,7 @@ class _Search:
         options: Mapping[str, Any] | None,
         seed: int,
         way: OtherWay | str | None,
+        chunked: dict[Any, ChunkedRun],
         tell: Progress,
     ) -> None:
         self.backend = backend
@@ -115,11 +163,14 @@ class _Search:
         self.order = {node: index for index, node in enumerate(captured.nodes)}
         self.padded = len({setting.extent[1:] for setting in settings}) > 1
         self.way = way if isinstance(way, OtherWay) else None
-        self.remarks = (way,) if isinstance(way, str) else (way.remark,) if way is not None else ()
+        self.chunked = chunked
+        # What was compared in some chunk.
+        self.in_chunks: set[Node] = set()
+        self.remarks: tuple[str, ...] = (way,) if isinstance(way, str) else (way.remark,) if way is not None else ()
 
     def way_of(self, setting: Setting) -> OtherWay | None:
         """The graph of its own that a variant runs, if it is of one sample and there is one."""
-        return self.way if setting.extent.batch == 1 else None
+        return self.way if setting.extent.batch == 1 and not setting.pieces else None
 
     def digested(self, settings: list[Setting]) -> list[dict[Node, Digest]]:
         """The digests of one run, compared in the ways of ``settings``."""
@@ -127,9 +178,18 @@ class _Search:
             torch.manual_seed(self.seed)
             return digests(self.captured, self.samples, settings, self.padded, self.way_of(settings[0]))
 
+    def digested_in_chunks(self, setting: Setting) -> dict[int | None, dict[Node, Digest]]:
+        """The digests of a run by `in_chunks`, for each of its chunks and for what is made of them."""
+        settings = [
+            other for other in self.settings if (other.run, other.threads, other.pieces) == (setting.run, setting.threads, setting.pieces)
+        ]
+        with torch.random.fork_rng(devices=_gpus()):
+            torch.manual_seed(self.seed)
+            return chunk_digests(self.captured, self.chunked[_graph_of(setting)], self.samples, settings, self.padded)
+
     def variant_row(self, setting: Setting, first: str | None, differing: int) -> VariantRow:
         text = ""
-        if setting.extent.batch == 1 and self.remarks:
+        if setting.extent.batch == 1 and self.remarks and not setting.pieces:
             text = "by the graph of bigger batches" if self.way is None else self.way.verdict
         return VariantRow(setting.name, first, differing, text)
 
@@ -141,15 +201,26 @@ class _Search:
         references = {other.positions: reference.compared_with(other) for other in (reference, *others)}
         in_reference = dict(zip(references, self.digested(list(references.values())), strict=True))
         rows, candidates = [], []
+        in_chunks: dict[int | None, dict[Node, Digest]] = {}
         for index, setting in enumerate(others, 1):
             self.tell(setting.name, index, len(self.settings) + 1)
-            (found,) = self.digested([setting])
+            if setting.pieces:
+                # One run gives the digests of all its chunks.
+                in_chunks = self.digested_in_chunks(setting) if setting.call == 0 else in_chunks
+                found = in_chunks[setting.call]
+                self.in_chunks |= found.keys()
+            else:
+                (found,) = self.digested([setting])
             pair = (references[setting.positions], in_reference[setting.positions])
             first, differing = first_difference(self.order, pair, (setting, found))
             rows.append(self.variant_row(setting, None if first is None else _name(first), len(differing)))
             if first is not None:
                 candidates.append((self.order[first], len(setting.run.samples), setting, differing))
         compared = len(in_reference[None])
+        if self.chunked:
+            self.remarks += _not_in_chunks(
+                [node for node in in_reference[None] if node in self.captured.calls and node not in self.in_chunks]
+            )
         if not candidates:
             return self.result(rows, compared)
         self.tell("measure", len(self.settings), len(self.settings) + 1)
@@ -166,13 +237,17 @@ class _Search:
         end = None if way is None else way.node
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
-            steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded, end)
+            if setting.pieces:
+                run = self.chunked[_graph_of(setting)]
+                steps, call = measure_chunk(self.captured, run, self.samples, reference, setting, differing, self.padded)
+            else:
+                steps, call = in_step(self.captured, self.samples, reference, setting, differing, self.padded, end)
         first_step = next((step for step in steps if step.measured is not None), None)
         if first_step is None or first_step.measured is None:
             cause = "its bits differed in one run and not in the next: the op is not deterministic, so this is not due to the batch"
             node = self.describe(self.captured.nodes[index], Measured(0, 0, 0, 0, 0.0, (), (None, None)), setting, (), cause)
             return self.result(rows, compared, node, setting.name)
-        node = self.describe(first_step.node, first_step.measured, setting, (), self.eager_cause(first_step))
+        node = self.describe(first_step.node, first_step.measured, setting, (), self.eager_cause(first_step), first_step.others)
         table = tuple(self.row(step.node, step.measured, effect_of(step.operands, _ulp(step.measured), step.by_itself)) for step in steps)
 
         if call is None or call.node is not producer_of(first_step.node):
@@ -279,11 +354,19 @@ class _Search:
         left_out = [_name(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
         if not left_out:
             return ()
-        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
-        return (f"not compared, since the samples cannot be told apart in them: {len(left_out)} values ({names})",)
+        return (f"not compared, since the samples cannot be told apart in them: {len(left_out)} values ({_names(left_out)})",)
 
-    def describe(self, node: Node, measured: Measured, setting: Setting, kernels: tuple[str, ...], cause: str) -> FoundNode:
-        """The report on a node."""
+    def describe(
+        self,
+        node: Node,
+        measured: Measured,
+        setting: Setting,
+        kernels: tuple[str, ...],
+        cause: str,
+        others: Mapping[Node, str] | None = None,
+    ) -> FoundNode:
+        """The report on a node; ``others``: what its values are in ``setting``, where the sizes of the graph do not tell."""
+        others = others or {}
         from ..passes.classify import source_line
 
         call = producer_of(node)
@@ -294,8 +377,8 @@ class _Search:
             op=str(call.target),
             module=_module(call),
             line=source_line(call),
-            operands=tuple(self.operand(source, setting) for source in call.all_input_nodes if source.op != "get_attr"),
-            output=self.operand(node, setting),
+            operands=tuple(self.operand(source, setting, others) for source in call.all_input_nodes if source.op != "get_attr"),
+            output=self.operand(node, setting, others),
             kernels=kernels,
             cause=cause,
             **dataclasses.asdict(measured),
@@ -342,7 +425,7 @@ class _Search:
         position = 1 + self.order[call]
         return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output, position)
 
-    def operand(self, node: Node, setting: Setting) -> Operand:
+    def operand(self, node: Node, setting: Setting, others: Mapping[Node, str]) -> Operand:
         """A value's dtype, shape and strides in the reference and in ``setting``."""
         texts = []
         for extent in (self.settings[0].extent, setting.extent):
@@ -357,7 +440,7 @@ class _Search:
                 texts.append(f"{len(value)} tensors")
             else:
                 texts.append(str(self.captured.symbols.number(value, extent.batch, extent.length)))
-        return Operand(_name(node), *texts)
+        return Operand(_name(node), texts[0], others.get(node, texts[1]))
 
 
 def _name(node: Node) -> str:
@@ -373,7 +456,7 @@ def _module(node: Node) -> str:
         return ""
     kinds = [(kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2] for _, kind in stack]
     path = str(stack[-1][0])
-    if kinds[0] == "_Function":
+    if kinds[0] in ("_Function", "_InChunks"):
         # The capture wrapped the user's function or module.
         path = path.removeprefix("function").removeprefix(".")
         kinds[0] = ""

@@ -29,7 +29,7 @@ class Variant:
         pad_right: how many after it.
         chunk: so many samples at a time, one run after the other, until all of `samples` are compared.
         sequence_chunk: so many positions along `sequence_dim` at a time, from 2 on. Each run sees its own positions only, as right as the
-            model treats them by themselves; `check` has `in_chunks` for a model that carries a cache from one to the next.
+            model treats them by themselves; `in_chunks` of `find` carries a cache from one to the next, and then it is from 1 on.
         threads: number of threads.
         dynamic: whether shapes are symbolic; of a compiled backend only.
         backend: a `torch.compile` backend by name or as a callable; "eager" runs uncompiled.
@@ -58,6 +58,8 @@ class Setting:
         extent: batch size, padded length, and the compared positions.
         pad_left, pad_right: positions before and after each sample.
         positions: the first position of a chunk and how many it has; None for all.
+        pieces: of all chunks of a run by `in_chunks`, empty for any other run.
+        call: the number of the chunk in such a run; None for what `in_chunks` makes of them all.
         threads, dynamic, backend: as in `Variant`.
     """
 
@@ -70,6 +72,8 @@ class Setting:
     dynamic: bool
     backend: str | Callable[..., Any]
     positions: tuple[int, int] | None = None
+    pieces: tuple[tuple[int, int], ...] = ()
+    call: int | None = None
 
     @property
     def eager(self) -> bool:
@@ -145,9 +149,17 @@ def default_variants(samples: int) -> list[Variant]:
 
 
 def resolve(
-    variants: Sequence[Variant], samples: Samples, backend: str | Callable[..., Any], dynamic: bool, threads: int | None
+    variants: Sequence[Variant],
+    samples: Samples,
+    backend: str | Callable[..., Any],
+    dynamic: bool,
+    threads: int | None,
+    carries: bool = False,
 ) -> list[Setting]:
-    """Fills in what the variants leave open, and checks them. Raises ValueError naming the variant and what is allowed."""
+    """Fills in what the variants leave open, and checks them; ``carries``: chunks of positions are run by `in_chunks`.
+
+    Raises ValueError naming the variant and what is allowed.
+    """
     if len(variants) < 2:
         raise ValueError(f"variants: got {len(variants)}; allowed are two or more, the first is what the others are compared with")
     settings = []
@@ -170,7 +182,7 @@ def resolve(
             raise ValueError(f"{where}.threads: got {count!r}; allowed are whole numbers from 1 on")
         under = backend if variant.backend is None else variant.backend
         backend_name(under)
-        _check_chunks(where, index, variant, len(chosen), samples)
+        _check_chunks(where, index, variant, len(chosen), samples, carries)
         compared = tuple(range(len(chosen))) if variant.neighbours is None else (0,)
         whole = Setting(
             name=variant.name or _in_words(variant, chosen, samples),
@@ -182,16 +194,21 @@ def resolve(
             dynamic=dynamic if variant.dynamic is None else variant.dynamic,
             backend=under,
         )
-        settings += _in_chunks(whole, variant, samples.length)
+        if carries and variant.sequence_chunk is not None:
+            settings += _carried(whole, variant.sequence_chunk, samples.length)
+        else:
+            settings += _in_chunks(whole, variant, samples.length)
         if index and not set(_compared(settings[0])) & set(_compared(settings[-1])):
             raise ValueError(f"{where} compares no sample that variants[0] compares too, so there is nothing to compare")
     return settings
 
 
-def _check_chunks(where: str, index: int, variant: Variant, chosen: int, samples: Samples) -> None:
+def _check_chunks(where: str, index: int, variant: Variant, chosen: int, samples: Samples, carries: bool) -> None:
+    if carries and variant.sequence_chunk is not None and variant.chunk is not None:
+        raise ValueError(f"{where}.chunk cannot be joined with sequence_chunk under in_chunks; give each a variant of its own")
     for argument, value, lowest, size in (
         ("chunk", variant.chunk, 1, chosen),
-        ("sequence_chunk", variant.sequence_chunk, 2, samples.length),
+        ("sequence_chunk", variant.sequence_chunk, 1 if carries else 2, samples.length),
     ):
         if value is None:
             continue
@@ -222,6 +239,25 @@ def _in_chunks(whole: Setting, variant: Variant, length: int) -> list[Setting]:
             )
         )
     return found
+
+
+def _carried(whole: Setting, size: int, length: int) -> list[Setting]:
+    """One run by `in_chunks`: a setting for each chunk, the last may have fewer positions, and one for what is made of them all."""
+    pieces = tuple((start, min(size, length - start)) for start in range(0, length, size))
+    return [
+        *(
+            dataclasses.replace(
+                whole,
+                name=f"{whole.name}, chunk {number + 1} of {len(pieces)}",
+                extent=Extent(whole.extent.batch, piece[1], 0, piece[1]),
+                positions=piece,
+                pieces=pieces,
+                call=number,
+            )
+            for number, piece in enumerate(pieces)
+        ),
+        dataclasses.replace(whole, name=f"{whole.name}, its {len(pieces)} chunks put together", pieces=pieces),
+    ]
 
 
 def _starts(length: int, size: int) -> list[int]:
