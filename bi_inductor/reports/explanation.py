@@ -16,6 +16,7 @@ from bi_inductor.reports.numerics import NUMERICS, POINTWISE
 from bi_inductor.reports.records import GraphRecord, NodeRecord
 
 if TYPE_CHECKING:
+    from bi_inductor.find.result import FindResult
     from bi_inductor.reports.graph_diff import GraphDiff
 
 # Classes that need the user's attention, in the order of the report.
@@ -245,11 +246,12 @@ class Explanation:
         breaks = tuple(GraphBreak(**graph_break) for graph_break in data["breaks"])
         return cls(data["function"], data["backend"], data["torch_version"], tuple(graphs), breaks)
 
-    def html(self, path: str | PathLike[str]) -> None:
-        """Writes the report as one HTML file that needs no network. Raises OSError when it cannot be written."""
+    def html(self, path: str | PathLike[str], found: FindResult | None = None) -> None:
+        """Writes the report as one HTML file that needs no network; ``found``, what `bi_inductor.find` found of the same model, is shown
+        in it too. Raises OSError when it cannot be written."""
         from bi_inductor.reports.html import render_explanation
 
-        Path(path).write_text(render_explanation(self), encoding="utf-8")
+        Path(path).write_text(render_explanation(self, found), encoding="utf-8")
 
 
 def _call(record: GraphRecord, node: NodeRecord) -> str:

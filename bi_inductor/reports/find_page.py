@@ -26,18 +26,26 @@ COLOURS = {
 
 def render_find(result: FindResult) -> str:
     """The page."""
-    return fill_page(
-        "find.html.jinja",
-        {"rows": [_row(row) for row in result.table], "colours": COLOURS, "left": LEFT, "right": WIDTH - RIGHT, **_range(result)},
-        title=result.verdict,
-        facts=result.node.facts() if result.node is not None else [],
-        compared_with=result.compared_with,
-        variants=[(row.name, row.verdict) for row in result.variants],
-        variant=result.variant or "",
-        notes=result.notes,
-        plot=_plot(result) if result.table else None,
-        colours=COLOURS,
-    )
+    return fill_page("find.html.jinja", plot_data(result), **plot_values(result))
+
+
+def plot_data(result: FindResult) -> dict[str, Any]:
+    """What the script of a page with the plot reads."""
+    return {"rows": [_row(row) for row in result.table], "colours": COLOURS, "left": LEFT, "right": WIDTH - RIGHT, **_range(result)}
+
+
+def plot_values(result: FindResult) -> dict[str, Any]:
+    """What the template "found.html.jinja" shows."""
+    return {
+        "title": result.verdict,
+        "facts": result.node.facts() if result.node is not None else [],
+        "compared_with": result.compared_with,
+        "variants": [(row.name, row.verdict) for row in result.variants],
+        "variant": result.variant or "",
+        "notes": result.notes,
+        "plot": _plot(result) if result.table else None,
+        "colours": COLOURS,
+    }
 
 
 def _row(row: TableRow) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bi_inductor.reports.records import GraphRecord
 
 if TYPE_CHECKING:
+    from bi_inductor.find.result import FindResult
     from bi_inductor.reports.explanation import Explanation
     from bi_inductor.reports.graph_diff import DiffSection, GraphDiff
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 CONTEXT = 3
 
 
-def render_explanation(explanation: Explanation) -> str:
-    """The page of an explanation."""
+def render_explanation(explanation: Explanation, found: FindResult | None = None) -> str:
+    """The page of an explanation; with what `find` found of the same model, one more tab and a line at nodes that differ."""
     import dataclasses
 
     from bi_inductor.reports.explanation import pins_in_force
+    from bi_inductor.reports.find_page import plot_data, plot_values
 
     texts = _Texts()
     graphs = []
@@ -49,7 +51,9 @@ def render_explanation(explanation: Explanation) -> str:
             "texts": texts.known,
             "changes": changes,
             "pins": [[name, repr(pin["value"]), pin["reason"]] for name, pin in pins_in_force().items()] if ours else [],
-        }
+            "found": None if found is None else plot_data(found),
+        },
+        found=None if found is None else plot_values(found),
     )
 
 
@@ -58,7 +62,8 @@ def render_diff(diff: GraphDiff) -> str:
     lines = sum(section.changes for section in diff.sections)
     verdict = f"{lines} line{'s' * (lines != 1)} differ" + "s" * (lines == 1)
     changes = [_changes(section) for section in diff.sections]
-    return _page({"title": "Graphs compared", "verdict": verdict, "breaks": [], "graphs": [], "texts": [], "changes": changes, "pins": []})
+    page = {"title": "Graphs compared", "verdict": verdict, "breaks": [], "graphs": [], "texts": [], "changes": changes, "pins": []}
+    return _page({**page, "found": None}, found=None)
 
 
 class _Texts:
@@ -110,18 +115,17 @@ def _near_changes(section: DiffSection) -> Iterator[list[Any]]:
         yield ["skipped", skipped]
 
 
-def _page(data: dict[str, Any]) -> str:
-    return fill_page("report.html.jinja", data, title=data["title"], verdict=data["verdict"])
+def _page(data: dict[str, Any], found: dict[str, Any] | None) -> str:
+    return fill_page("report.html.jinja", data, title=data["title"], verdict=data["verdict"], found=found)
 
 
 def fill_page(name: str, data: dict[str, Any], **values: Any) -> str:
     """A template of this folder with ``data`` as the JSON that its script reads; ``values`` are escaped."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
     # Inside a script element nothing ends it but "</": no text of a model can.
     escaped = json.dumps(data, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         escaped = escaped.replace(character, f"\\u{ord(character):04x}")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(template).render(**values, data=escaped)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template(name).render(**values, data=escaped)
