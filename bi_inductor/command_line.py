@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bi_inductor.find.result import FindResult
     from bi_inductor.programs import Program
     from bi_inductor.reports.explanation import Explanation
 
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(parsed, _console())
     except BrokenPipeError:
+        _nobody_reads()
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         return COULD_NOT_RUN
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--stage", help="show what changed up to this stage instead: captured, round_low_precision, rewrite, inductor")
     explain.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': to the terminal, nothing else)")
     explain.add_argument("--html", metavar="FILE", help="also write everything as one HTML page")
+    explain.add_argument("--find", metavar="BACKEND", help="also run find under this backend (eager, say), and show its result on the page")
     explain.set_defaults(run=_explain)
 
     diff = commands.add_parser("diff", help="compare the graphs of two compiles")
@@ -150,7 +154,19 @@ def _console() -> Console:
     """Colours and the terminal's width on a terminal; in a file plain text, wide enough that tables are not folded."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True) if sys.stdout.isatty() else Console(highlight=False, soft_wrap=True, width=200)
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            """Nobody reads on (`| head`): the exit code is still the verdict. Rich would exit with 1, which means variant here."""
+            self.quiet = True
+            _nobody_reads()
+
+    return Quiet(highlight=False, soft_wrap=True) if sys.stdout.isatty() else Quiet(highlight=False, soft_wrap=True, width=200)
+
+
+def _nobody_reads() -> None:
+    """What is still in stdout's buffer goes nowhere, so that Python's end does not fail on it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _write(path: str, text: str) -> None:
@@ -181,9 +197,13 @@ def _explained(program: Program, arguments: argparse.Namespace, backend: str = "
 def _explain(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.reports.html import render_explanation
 
-    explanation = _explained(_load(arguments.program), arguments)
+    if arguments.find and not arguments.html:
+        raise ValueError("--find shows its result on the HTML page: add --html FILE, or run bi-inductor find")
+    program = _load(arguments.program)
+    explanation = _explained(program, arguments)
     if arguments.html:
-        _write(arguments.html, render_explanation(explanation))
+        found = _found(program, arguments.find) if arguments.find else None
+        _write(arguments.html, render_explanation(explanation, found))
     data = json.dumps(explanation.json(), indent=1)
     if arguments.json == "-":
         print(data)
@@ -196,6 +216,13 @@ def _explain(arguments: argparse.Namespace, console: Console) -> int:
             _print_report(explanation, console)
     doubtful = explanation.refused or explanation.nodes("opaque") or explanation.nodes("mixes samples")
     return VARIANT if doubtful or not explanation.graphs else INVARIANT
+
+
+def _found(program: Program, backend: str) -> FindResult:
+    from bi_inductor.find import find
+
+    with _progress() as progress:
+        return find(program.model, program.inputs, backend=backend, progress=progress)
 
 
 def _print_report(explanation: Explanation, console: Console) -> None:

@@ -37,6 +37,10 @@ def as_long_as_the_whole(fn, chunks):
     return torch.cat([fn(chunk, length) for chunk in chunks], 1)
 
 
+def one_by_one(fn, chunks):
+    return torch.cat([fn(chunk) for chunk in chunks], 1)
+
+
 def by_name():
     return lambda x, scale: x * scale, {"x": torch.randn(4, 8), "scale": 2.0}
 

@@ -57,6 +57,75 @@ def test_find_as_a_process(tmp_path: Path) -> None:
     assert "differ" in again.stdout, again.stderr
 
 
+@pytest.fixture(scope="module")
+def saved_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a linear layer of 4 samples: any.pt2 for every number of them, four.pt2 for this one only."""
+    folder = tmp_path_factory.mktemp("programs")
+    torch.manual_seed(0)
+    layer, x = nn.Linear(256, 64), torch.randn(4, 256)
+    torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), folder / "any.pt2")
+    torch.export.save(torch.export.export(layer, (x,)), folder / "four.pt2")
+    return folder
+
+
+def test_saved_programs_as_processes(saved_programs: Path) -> None:
+    """All at once: a process costs its start. One of them is read no further than its first line."""
+    saved = str(saved_programs / "any.pt2")
+    commands = {
+        ("explain", saved): (INVARIANT, "every op is supported"),
+        ("diff", saved, "--against", "inductor"): (VARIANT, "+ %4 = bi_inductor.matmul.default(%0, %3, %2) -> float32[4, 64]"),
+        ("check", saved, "--backend", "eager", "--batch-sizes", "1,4"): (VARIANT, "eager: not batch-invariant"),
+        ("find", saved): (VARIANT, "eager: not batch-invariant, first at linear (node 1 of 1)"),
+    }
+    running = {
+        command: subprocess.Popen(
+            [sys.executable, "-m", "bi_inductor", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for command in commands
+    }
+    for command, (code, text) in commands.items():
+        process = running[command]
+        assert process.stdout is not None
+        if command[0] == "explain":
+            printed = process.stdout.readline() + process.stdout.readline()
+            process.stdout.close()
+            process.wait()
+        else:
+            printed = process.communicate()[0]
+        assert process.returncode == code, (command, printed)
+        assert text in printed, (command, printed)
+
+
+def test_saved_programs(saved_programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, fixed = str(saved_programs / "any.pt2"), str(saved_programs / "four.pt2")
+    assert main(["diff", saved, "--batch", "1", "8"]) == INVARIANT
+    assert "2 of 6 lines differ, only sizes" in capsys.readouterr().out
+    assert main(["diff", saved, fixed]) == INVARIANT
+    assert "0 of 6 lines differ" in capsys.readouterr().out
+    for command in (["diff", fixed, "--batch", "1", "8"], ["check", fixed, "--backend", "eager"]):
+        assert main(command) == COULD_NOT_RUN
+        assert "export it with dynamic_shapes for the dim that holds the samples" in capsys.readouterr().err
+    assert main(["find", fixed]) == COULD_NOT_RUN
+    assert "the captured graph fixes the batch size to 4" in capsys.readouterr().err
+
+
+def test_explain_with_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "report.html"
+    assert main(["explain", f"{FILE}:linear", "--html", str(page), "--find", "eager"]) == INVARIANT
+    assert "eager: not batch-invariant, first at linear" in page.read_text()
+    assert main(["explain", f"{FILE}:linear", "--find", "eager"]) == COULD_NOT_RUN
+    assert "--find shows its result on the HTML page: add --html FILE" in capsys.readouterr().err
+
+
+def test_find_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last chunk has two positions of eight: its sums are other ones unless it is told how long the whole is."""
+    chunks = ("--sequence-dim", "1", "--sequence-chunk", "3", "--in-chunks")
+    assert main(["find", f"{FILE}:follows_length", *chunks, f"{FILE}:as_long_as_the_whole"]) == INVARIANT
+    assert "batch of 4, its 3 chunks put together" in capsys.readouterr().out
+    assert main(["find", f"{FILE}:follows_length", *chunks, f"{FILE}:one_by_one"]) == VARIANT
+    assert "first at mul" in capsys.readouterr().out
+
+
 def test_find(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["find", f"{FILE}:linear", "--backend", "batch_invariant", "--dynamic"]) == INVARIANT
     assert "batch_invariant: batch-invariant, the same bits" in capsys.readouterr().out
@@ -210,13 +279,10 @@ def test_check_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "must be a function\n" in capsys.readouterr().err
 
 
-def test_check_of_a_saved_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    layer, x = nn.ReLU(), torch.randn(4, 8)
-    torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), tmp_path / "any.pt2")
+def test_check_of_a_saved_program(tmp_path: Path) -> None:
+    program = torch.export.export(nn.ReLU(), (torch.randn(4, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, tmp_path / "any.pt2")
     assert main(["check", str(tmp_path / "any.pt2"), "--backend", "eager"]) == INVARIANT
-    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "four.pt2")
-    assert main(["check", str(tmp_path / "four.pt2"), "--backend", "eager"]) == COULD_NOT_RUN
-    assert "export it with dynamic_shapes for the dim that holds the samples" in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
