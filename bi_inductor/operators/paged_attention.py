@@ -5,8 +5,6 @@ The layout of blocks follows Kwon et al., "Efficient Memory Management for Large
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
 from bi_inductor.operators.definition import check_dtypes, define, run
@@ -47,20 +45,24 @@ def paged_attention_cpu(
 
 
 def _check_requests(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> None:
-    bounds, keys = starts.tolist(), lengths.tolist()
-    queries = [end - begin for begin, end in itertools.pairwise(bounds)]
-    if bounds[0] != 0 or bounds[-1] != q.shape[0] or min(queries, default=0) < 0:
-        raise ValueError(f"bi_inductor::paged_attention: starts must ascend from 0 to {q.shape[0]} tokens; given {bounds}")
-    for request, (count, length) in enumerate(zip(queries, keys, strict=True)):
-        if count > length:
-            raise ValueError(f"bi_inductor::paged_attention: request {request} has {count} queries and {length} keys")
-        blocks = -(-length // cache.shape[1])
-        used = table[request, :blocks]
-        if count and (blocks > table.shape[1] or int(used.min()) < 0 or int(used.max()) >= cache.shape[0]):
-            raise ValueError(
-                f"bi_inductor::paged_attention: request {request} has {length} keys in blocks {used.tolist()}; the cache has "
-                f"{cache.shape[0]} blocks of {cache.shape[1]}"
-            )
+    """Of all requests at once, since this runs at each step of decoding; one that is wrong is looked for only then."""
+    queries = starts.diff()
+    if int(starts[0]) != 0 or int(starts[-1]) != q.shape[0] or bool((queries < 0).any()):
+        raise ValueError(f"bi_inductor::paged_attention: starts must ascend from 0 to {q.shape[0]} tokens; given {starts.tolist()}")
+    if bool((queries > lengths).any()):
+        request = int((queries > lengths).nonzero()[0])
+        raise ValueError(
+            f"bi_inductor::paged_attention: request {request} has {int(queries[request])} queries and {int(lengths[request])} keys"
+        )
+    blocks = torch.where(queries > 0, (lengths + cache.shape[1] - 1) // cache.shape[1], 0)
+    used = torch.arange(table.shape[1]) < blocks.unsqueeze(1)
+    wrong = (blocks > table.shape[1]) | (used & ((table < 0) | (table >= cache.shape[0]))).any(1)
+    if bool(wrong.any()):
+        request = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"bi_inductor::paged_attention: request {request} has {int(lengths[request])} keys in blocks "
+            f"{table[request, : int(blocks[request])].tolist()}; the cache has {cache.shape[0]} blocks of {cache.shape[1]}"
+        )
 
 
 def paged_attention_fake(

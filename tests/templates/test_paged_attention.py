@@ -8,8 +8,9 @@ from tests.templates.rows import differences, randn
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 6, 2, 32, 16
 SCALE = HEAD_DIM**-0.5
-# Keys and queries of each request: a whole prompt, the end of a chunked one, a decode step, a request of one token.
-LENGTHS, QUERIES = [70, 133, 300, 1], [70, 48, 1, 1]
+# Keys and queries of each request: a whole prompt, the end of a chunked one, a decode step, a request of one token, and a prompt with so
+# much work that all threads share it.
+LENGTHS, QUERIES = [70, 133, 300, 1, 321], [70, 48, 1, 1, 321]
 
 
 class Requests:
@@ -48,17 +49,17 @@ class Requests:
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_each_request_is_attention_of_itself(dtype: torch.dtype, window: int, adjacent: bool) -> None:
     requests = Requests(dtype, adjacent)
-    out = torch.ops.bi_inductor.paged_attention(*requests.arguments([0, 1, 2, 3]), SCALE, window)
+    out = torch.ops.bi_inductor.paged_attention(*requests.arguments([0, 1, 2, 3, 4]), SCALE, window)
     for request, rows in enumerate(out.split(QUERIES)):
         assert differences(rows, requests.expected(request, window)) == 0
 
 
 def test_neighbours_and_threads_change_nothing() -> None:
     requests = Requests(torch.float32)
-    together = torch.ops.bi_inductor.paged_attention(*requests.arguments([0, 1, 2, 3]), SCALE).split(QUERIES)
+    together = torch.ops.bi_inductor.paged_attention(*requests.arguments([0, 1, 2, 3, 4]), SCALE).split(QUERIES)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        for chosen in ([2], [1, 0], [3, 2, 1]):
+        for chosen in ([2], [1, 0], [4, 3, 2, 1]):
             out = torch.ops.bi_inductor.paged_attention(*requests.arguments(chosen), SCALE)
             for request, rows in zip(chosen, out.split([QUERIES[i] for i in chosen]), strict=True):
                 assert differences(rows, together[request]) == 0
