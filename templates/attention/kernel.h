@@ -21,6 +21,7 @@ namespace attention_tiles {
 constexpr int64_t most_rows = 48;                                   // of a block
 constexpr int64_t rows_to_pack_keys = 16, rows_to_pack_values = 8;  // fewer rows of a KV head read them in place
 constexpr int64_t prefetch_distance = 32;                           // in keys
+constexpr int64_t most_bytes_of_values = 262144;                    // to prefetch, half of a second-level cache
 
 // Thread-local memory that grows and is reused by later calls.
 template <class A>
@@ -90,7 +91,7 @@ struct Attention {
   void pack_values(const T* from, int64_t begin, int64_t end, A* to) const;
   void scores_from_panels(const A* q_block, const A* panels, const Row<T>* rows, int64_t count, int64_t used, A* scores,
                           int64_t stride) const;
-  void scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, int64_t count, int64_t used, A* scores,
+  void scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, const T* v_base, int64_t count, int64_t used, A* scores,
                        int64_t stride) const;
   void recompute_row(const Row<T>& row, const A* probability, const T* v_base) const;
   void run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int64_t first, int64_t last) const;
@@ -202,10 +203,13 @@ BI_INLINE void prefetch_row(const T* row, int64_t size) {
   for (int64_t d = 0; d < size; d += int64_t(64 / sizeof(T))) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Few rows read K as it lies, unless it must be padded, or more than two rows would widen it again each.
+// Few rows read K as it lies, unless it must be padded, or more than two rows would widen it again each. Values that fit into the
+// second-level cache are asked for along with the keys: the lanes of the weighted values jump from key to key, which no prefetcher
+// follows.
 template <class T>
-void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, int64_t count, int64_t used, A* scores,
-                                   int64_t stride) const {
+void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T* k_base, const T* v_base, int64_t count, int64_t used,
+                                   A* scores, int64_t stride) const {
+  const bool prefetches_values = !packs_values && used * value_dim * int64_t(sizeof(T)) <= most_bytes_of_values;
   const bool copies = depth != head_dim || (sizeof(T) < sizeof(A) && count > 2);
   A* widened = copies ? work.keys.reserve(keys_at_a_time * depth) : nullptr;
   for (int64_t key = 0; key < used; key += keys_at_a_time) {
@@ -214,6 +218,7 @@ void Attention<T>::scores_in_place(Workspace<A>& work, const A* q_block, const T
     for (int j = 0; j < keys_at_a_time; j++) from[j] = k_base + (key + j < used ? key + j : used - 1) * k_row;
     for (int j = 0; j < keys_at_a_time && key + prefetch_distance + j < used; j++)
       prefetch_row(k_base + (key + prefetch_distance + j) * k_row, head_dim);
+    for (int j = 0; j < keys_at_a_time && key + j < used && prefetches_values; j++) prefetch_row(v_base + (key + j) * v_row, value_dim);
     const auto sweep = [&](const auto* const* k) {
       int64_t row = 0;
       for (; row + 2 <= count; row += 2)
@@ -285,7 +290,7 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
     }
     scores_from_panels(q_block, panels, rows, count, used, scores, stride);
   } else {
-    scores_in_place(work, q_block, k_base, count, used, scores, stride);
+    scores_in_place(work, q_block, k_base, v_base, count, used, scores, stride);
   }
 
   A* mask_row = mask_kind == Mask::none ? nullptr : work.mask.reserve(round_up(used, 8));

@@ -19,6 +19,8 @@ constexpr int64_t queries_at_a_time = 256;
 // one KV head at a time, since a parallel region for each of them would cost more than it saves.
 constexpr double work_to_share = 4e6;
 
+constexpr int64_t keys_ahead = 8;  // that a copy asks for
+
 // Thread-local memory that later calls use again.
 template <class T>
 struct Workspace {
@@ -66,10 +68,14 @@ struct PagedAttention {
     row = count * width();
     copy.resize(size_t(keys * row));
     parallel_for(used, double(block_size * row) / 4, int(threads), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++)
-        for (int64_t key = i * block_size; key < keys && key < (i + 1) * block_size; key++)
-          std::memcpy(copy.data() + key * row, from + blocks[i] * block_elements + key % block_size * key_elements,
-                      size_t(row) * sizeof(T));
+      for (int64_t i = begin; i < end; i++) {
+        const T* block = from + blocks[i] * block_elements;
+        const int64_t first = i * block_size, count = keys - first < block_size ? keys - first : block_size;
+        for (int64_t j = 0; j < count; j++) {
+          if (j + keys_ahead < count) attention_tiles::prefetch_row(block + (j + keys_ahead) * key_elements, row);
+          std::memcpy(copy.data() + (first + j) * row, block + j * key_elements, size_t(row) * sizeof(T));
+        }
+      }
     });
     return copy.data();
   }
