@@ -344,8 +344,8 @@ def _find(arguments: argparse.Namespace, console: Console) -> int:
     from bi_inductor.check.batches import Inputs
     from bi_inductor.find import Variant, find
     from bi_inductor.find.variants import default_variants
+    from bi_inductor.programs import load_function
     from bi_inductor.reports.find_page import render_find
-    from bi_inductor.targets import load_function
 
     program = _load(arguments.program)
     more = [Variant(pad_left=amount) for amount in arguments.padding] + [Variant(pad_right=amount) for amount in arguments.padding]

@@ -97,11 +97,6 @@ def differing(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     return [request for request, answer in result.items() if answer != expected[request]]
 
 
-def differing(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """The requests whose tokens or logprobs are others; all that ran must be known."""
-    return [request for request, answer in result.items() if answer != expected[request]]
-
-
 GREEDY = {
     "together": together(),
     "shuffled": [{"add": shuffled(1)}],

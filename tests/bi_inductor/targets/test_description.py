@@ -15,7 +15,7 @@ def test_every_target_is_whole():
         assert {"fp32", "fp16", "bf16"} <= set(target.operations) and target.operations["bf16"] > target.operations["fp32"]
         assert len(target.limits_source) > 15 and len(target.peak_source) > 15
     # Tables of configurations name the same.
-    assert gpu.TARGETS == tuple(TARGETS)
+    assert tuple(TARGETS) == gpu.TARGETS
     assert TARGETS["sm_100"].capability == (10, 0) and TARGETS["sm_80"].capability == (8, 0)
 
 
