@@ -1,5 +1,7 @@
 """The Inductor settings that the backend holds fixed: what each is pinned to, and which variance that stops.
 
+One table for C++ and for what both read, one for Triton; all are in force in every compile.
+
 A user's option that would undo a pin is refused; every other Inductor option passes through. Settings were checked in torch 2.13.0 to
 2.15.0; one that a version of torch does not have is skipped.
 """
@@ -25,7 +27,7 @@ class Pin:
     reason: str
 
 
-PINS: dict[str, Pin] = {
+CPU_PINS: dict[str, Pin] = {
     **{name: Pin(value, reason) for name, (value, reason) in POINTWISE_PINS.items()},
     "joint_graph_constant_folding": Pin(
         False, "x + 0 and x * 1 are dropped when they are in one graph and kept across a graph break: the sign of zero moves"
@@ -60,6 +62,32 @@ PINS: dict[str, Pin] = {
     "cpp.simdlen": Pin(None, "the scalar and the vector functions are made equal for the instruction set that Inductor picks"),
     "cpp_wrapper": Pin(False, "kernels are loaded by the Python wrapper"),
 }
+
+# What only Triton's code reads. Every sum, product, norm, softmax, matmul and attention is an operator of ours by then, with a template of
+# its own; these stop Inductor from choosing for what is let through. Not pinned is whether a reduction is persistent or looped
+# (triton.persistent_reductions): those left to Inductor (amax, any, argmax) have one value in every order. Templates ask tl.dot for "ieee"
+# and accumulate in float32, whatever torch.backends.cuda.matmul allows.
+GPU_PINS: dict[str, Pin] = {
+    "cuda_backend": Pin("triton", "the templates are Triton"),
+    "batch_invariant": Pin(True, "block sizes of persistent reductions, and with them the order inside, follow the number of rows"),
+    "deterministic": Pin(True, "reduction kernels are timed with several block sizes, and the fastest adds in its own order"),
+    "dynamic_scale_rblock": Pin(False, "blocks of a reduction are halved where the grid would not fill the device: by the number of rows"),
+    "triton.cooperative_reductions": Pin(False, "splits rows over blocks of threads where there are few of them"),
+    "triton.force_cooperative_reductions": Pin(False, "splits every reduction over as many blocks of threads as the device has"),
+    "triton.multi_kernel": Pin(0, "times a persistent and a looped kernel at run time and keeps the faster"),
+    "triton.mix_order_reduction": Pin(False, "fuses sums over rows and over columns, the latter split by the number of rows"),
+    "triton.nested_reduction": Pin(False, "fuses a reduction with one of a part of its rows, in two passes by size"),
+    "triton.num_decompose_k_splits": Pin(0, "splits K of a matmul by the ratio of K to M and N"),
+    "triton.native_matmul": Pin(False, "writes matmuls as reductions with blocks that follow sizes"),
+    "triton.codegen_upcast_to_fp32": Pin(True, "bfloat16 and float16 would be computed in themselves, rounded at other places than eager"),
+    "triton.inject_relu_bug_TESTING_ONLY": Pin(None, "makes relu something else in Triton's code"),
+    "combo_kernels": Pin(False, "joins kernels of several places into one, with block sizes chosen for all of them"),
+    "use_fast_math": Pin(False, "functions become approximations in some kernels: softmax in one pass, exp"),
+    "eager_numerics.division_rounding": Pin(True, "a / b is an approximation where the divisor is no constant, and exact where it is"),
+    "eager_numerics.disable_ftz": Pin(True, "functions of libdevice would flush subnormal numbers to zero, arithmetic around them not"),
+}
+
+PINS: dict[str, Pin] = {**CPU_PINS, **GPU_PINS}
 
 
 # Settings that the backend fills itself.

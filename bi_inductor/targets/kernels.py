@@ -76,6 +76,13 @@ class Gathered:
         return [name for names in found for name in names]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """In the place of a kernel that is not built."""
+
+    name: str
+
+
 @contextlib.contextmanager
 def gathered() -> Iterator[Gathered]:
     """While active, Triton kernels that Inductor writes in this process are kept and not built."""
@@ -86,7 +93,7 @@ def gathered() -> Iterator[Gathered]:
 
     def keep(self: AsyncCompile, kernel_name: str, source_code: str, device_str: str = "cuda") -> object:
         result.kernels[kernel_name] = source_code
-        return object()
+        return _Kept(kernel_name)
 
     with (
         mock.patch.object(AsyncCompile, "triton", keep),

@@ -48,6 +48,8 @@ def test_a_report(tmp_path):
     (kernel,) = report.kernels
     assert report.faults == [] and report.others == ()
     assert kernel.bytes_moved == 2 * 8 * 64 * 2 and kernel.shared_memory <= report.target.shared_memory and kernel.occupancy > 0
+    # The pins are in force: one configuration, no contraction.
+    assert kernel.alternatives == 0 and "'batch_invariant': True" in kernel.source and "'enable_fp_fusion': False" in kernel.source
     assert ".target sm_90" in kernel.assembly and "@triton.jit" in kernel.source
     assert TargetReport.from_json(json.loads(json.dumps(report.json()))) == report
     assert "kernels: 1; launches: 1; bytes moved: 2,048" in report.summary()
