@@ -17,7 +17,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.select_algorithm import TritonTemplate
 from torch._inductor.utils import triton_type
 from torch._inductor.virtualized import V
@@ -89,6 +89,11 @@ def lower(
         ACC_TYPE=triton_type(result),
         ELEMENT=triton_type(out_dtype),
         RESULT=triton_type(result),
+        # Inductor says this of the kernels that it writes itself and of no template. An epilogue has to compute what its own kernel would.
+        triton_meta={
+            "enable_fp_fusion": not config.emulate_precision_casts,
+            "disable_ftz": config.eager_numerics.disable_ftz,
+        },
         **{"ACCUMULATOR": triton_type(accumulation_dtype(dtype)), **constants},
     )
     return choice.output_node()  # type: ignore[no-any-return]  # a TensorBox
