@@ -12,7 +12,7 @@ import torch
 
 from bi_inductor.errors import BatchInvariantError
 from bi_inductor.targets.description import Target, target_named
-from bi_inductor.targets.device import ROCM, described_device
+from bi_inductor.targets.device import ROCM, described_device, load_device_guard
 from bi_inductor.targets.report import TargetReport
 
 
@@ -47,9 +47,12 @@ def _kind(error: Exception) -> str:
 
 def report(name: str, target: Target, dynamic: bool) -> TargetReport:
     """Compiles one program inside ``described_device``."""
+    from bi_inductor.backend import errors_for_users
     from bi_inductor.programs import load_program
     from bi_inductor.targets.kernels import build, gathered
 
+    with errors_for_users():
+        load_device_guard()
     program = load_program(name)
     args, kwargs = program.arguments
     with gathered() as written:

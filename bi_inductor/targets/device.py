@@ -12,8 +12,11 @@ traced on tensors of the device), torch._inductor.runtime.triton_helpers.set_dri
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -44,6 +47,22 @@ def properties(target: Target) -> types.SimpleNamespace:
         total_memory=64 << 30,
         L2_cache_size=32 << 20,
     )
+
+
+@functools.cache
+def load_device_guard() -> None:
+    """Gives a torch without CUDA the guard that indexing a tensor on the device asks for; for the rest of the process.
+
+    Raises:
+        torch._inductor.exc.InvalidCxxCompiler: there is no C++ compiler.
+    """
+    if torch.backends.cuda.is_built():
+        return
+    from torch._inductor.codecache import CppCodeCache
+
+    # The library registers itself by a function of c10, which Python has loaded for torch alone.
+    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"), mode=ctypes.RTLD_GLOBAL)
+    CppCodeCache.load(Path(__file__).with_name("device_guard.cpp").read_text(encoding="utf-8"), device_type="cpu")
 
 
 @contextlib.contextmanager

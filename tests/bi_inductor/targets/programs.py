@@ -1,6 +1,8 @@
 """Programs that are compiled for described GPUs: functions that return (model, inputs)."""
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 
 def pointwise():
@@ -14,7 +16,9 @@ def largest():
 
 
 def _rows(count):
-    return lambda x: torch.sigmoid(x) * x, torch.empty(count, 96, device="meta")
+    x = torch.empty(count, 96, device="meta")
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    return lambda x: torch.sigmoid(x) * x, x
 
 
 def rows_1():
@@ -62,3 +66,65 @@ def fails():
         raise RuntimeError("as planned")
 
     return model, torch.randn(2)
+
+
+class LlamaBlock(nn.Module):
+    """A layer of a Llama: hidden 512, 8 heads of 64 that share 2 heads of keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(512, eps=1e-5), nn.RMSNorm(512, eps=1e-5)
+        self.q, self.k, self.v = (nn.Linear(512, n, bias=False) for n in (512, 128, 128))
+        self.o = nn.Linear(512, 512, bias=False)
+        self.gate, self.up = nn.Linear(512, 1536, bias=False), nn.Linear(512, 1536, bias=False)
+        self.down = nn.Linear(1536, 512, bias=False)
+
+    def forward(self, x, cos, sin):
+        def heads(projection):
+            return projection(y).unflatten(-1, (-1, 64)).transpose(1, 2)
+
+        def rotated(z):
+            first, second = z.chunk(2, -1)
+            return z * cos + torch.cat((-second, first), -1) * sin
+
+        y = self.attention_norm(x)
+        out = F.scaled_dot_product_attention(rotated(heads(self.q)), rotated(heads(self.k)), heads(self.v), is_causal=True, enable_gqa=True)
+        x = x + self.o(out.transpose(1, 2).flatten(2))
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def llama_block():
+    with torch.device("meta"):
+        table = torch.empty(128, 64, dtype=torch.bfloat16)
+        return LlamaBlock().bfloat16(), (torch.empty(2, 128, 512, dtype=torch.bfloat16), table, table)
+
+
+class BertBlock(nn.Module):
+    """A layer of a BERT: hidden 384, 12 heads of 32, with a mask of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(384, 3 * 384), nn.Linear(384, 384)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(384), nn.LayerNorm(384)
+        self.up, self.down = nn.Linear(384, 1536), nn.Linear(1536, 384)
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 12, 32)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+        x = self.attention_norm(x + self.o(out.transpose(1, 2).flatten(2)))
+        return self.mlp_norm(x + self.down(F.gelu(self.up(x))))
+
+
+def bert_block():
+    with torch.device("meta"):
+        return BertBlock().half(), (torch.empty(4, 64, 384, dtype=torch.float16), torch.empty(4, 64, dtype=torch.bool))
+
+
+def sums():
+    """Reductions, softmax and a matmul in float32."""
+
+    def model(x, weight):
+        return x.sum(-1), x.mean(0), x.softmax(-1), x.log_softmax(-1), x.prod(-1), x.std(-1), F.group_norm(x[:, :, None], 4), x @ weight
+
+    return model, (torch.empty(16, 256, device="meta"), torch.empty(256, 128, device="meta"))
