@@ -34,7 +34,7 @@ class Configuration:
 CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
     "sm_80": {
         "16 bit": {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(64, 32, 8, 1)},
-        "float32": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+        "float32": {64: Configuration(32, 32, 4, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
     },
     "sm_90": {
         "16 bit": {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(32, 32, 8, 1)},
