@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import operator
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +77,19 @@ def layout_of(captured: Captured, node: Node, padded: bool) -> Layout | None:
 
 
 def digests(
-    captured: Captured, samples: Samples, settings: Sequence[Setting], padded: bool, way: OtherWay | None = None
+    captured: Captured,
+    samples: Samples,
+    settings: Sequence[Setting],
+    padded: bool,
+    way: OtherWay | None = None,
+    wanted: Collection[int] | None = None,
 ) -> list[dict[Node, Digest]]:
     """Runs the whole graph; the digests of every value that an op wrote (views of an earlier value are left out).
 
     Args:
         settings: one run, in as many ways as its positions are compared in; there is one result for each.
         way: run this graph of a batch of one; the digests are those of the values that the other graph has too, under its nodes.
+        wanted: the places of the batch that are compared, by default all.
     """
     found: list[dict[Node, Digest]] = [{} for _ in settings]
     runs = captured if way is None else way.single
@@ -95,19 +101,19 @@ def digests(
             layout = None if node is None else layout_of(captured, node, padded)
             if node is not None and layout is not None and isinstance(value, torch.Tensor) and not is_seen(own, value, execution):
                 for setting, results in zip(settings, found, strict=True):
-                    results[node] = _digest(layout, value, setting)
+                    results[node] = _digest(layout, value, setting, wanted)
             # Before the next op makes its result.
             del value
             execution.release(own)
     return found
 
 
-def _digest(layout: Layout, value: torch.Tensor, setting: Setting) -> Digest:
+def _digest(layout: Layout, value: torch.Tensor, setting: Setting, wanted: Collection[int] | None) -> Digest:
     if value.dim() != len(layout.dims):
         # Without its batch dim a value is another one whatever its bits: no row has a negative size.
         return torch.zeros(1), (-1,), value.dtype
     rows = layout.rows(value, setting.extent)
-    return row_digests(rows), tuple(rows.shape[1:]), rows.dtype
+    return row_digests(rows, wanted if layout.batches else None), tuple(rows.shape[1:]), rows.dtype
 
 
 def is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .compiled import CompiledPair, Progress, differences, run_outputs
 from .execution import Digest, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
 from .result import FindResult, FoundNode, Measured, Operand, TableRow, VariantRow, effect_of
-from .variants import Samples, Setting, Variant, default_variants, resolve
+from .variants import Samples, Setting, Variant, default_variants, resolve, shared_places
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -172,11 +172,11 @@ class _Search:
         """The graph of its own that a variant runs, if it is of one sample and there is one."""
         return self.way if setting.extent.batch == 1 and not setting.pieces else None
 
-    def digested(self, settings: list[Setting]) -> list[dict[Node, Digest]]:
-        """The digests of one run, compared in the ways of ``settings``."""
+    def digested(self, settings: list[Setting], wanted: Collection[int] | None = None) -> list[dict[Node, Digest]]:
+        """The digests of one run, compared in the ways of ``settings``; ``wanted``: of these places of the batch only."""
         with torch.random.fork_rng(devices=_gpus()):
             torch.manual_seed(self.seed)
-            return digests(self.captured, self.samples, settings, self.padded, self.way_of(settings[0]))
+            return digests(self.captured, self.samples, settings, self.padded, self.way_of(settings[0]), wanted)
 
     def digested_in_chunks(self, setting: Setting) -> dict[int | None, dict[Node, Digest]]:
         """The digests of a run by `in_chunks`, for each of its chunks and for what is made of them."""
@@ -199,7 +199,9 @@ class _Search:
         self.tell(reference.name, 0, len(self.settings) + 1)
         # The reference as each variant compares it: all its positions, or those of a chunk.
         references = {other.positions: reference.compared_with(other) for other in (reference, *others)}
-        in_reference = dict(zip(references, self.digested(list(references.values())), strict=True))
+        # Samples that no variant holds need no digest: by default about half of them.
+        wanted = {place for other in others for place in shared_places(reference, other)[0]}
+        in_reference = dict(zip(references, self.digested(list(references.values()), wanted), strict=True))
         rows, candidates = [], []
         in_chunks: dict[int | None, dict[Node, Digest]] = {}
         for index, setting in enumerate(others, 1):

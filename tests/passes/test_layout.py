@@ -99,3 +99,13 @@ def test_digests_see_signs_of_zero_and_one_nan(dtype: torch.dtype) -> None:
     assert bits_differ(quiet[0], quiet[1]).any().item() is False
     assert len(set(row_digests(quiet).tolist())) == 1
     assert row_digests(quiet)[0] != row_digests(torch.full((1, 8), float("inf"), dtype=dtype))[0]
+
+
+def test_rows_that_nobody_asks_for_may_be_left_out() -> None:
+    # Rows as long as a chunk are taken one by one.
+    wide = randn(4, CHUNK)
+    assert torch.equal(row_digests(wide, {0, 3}) != 0, torch.tensor([True, False, False, True]))
+    assert torch.equal(row_digests(wide, {0, 3})[[0, 3]], row_digests(wide)[[0, 3]])
+    # Short ones together: what is asked for is there.
+    narrow = randn(1000, 3)
+    assert torch.equal(row_digests(narrow, {5, 999})[[5, 999]], row_digests(narrow)[[5, 999]])
