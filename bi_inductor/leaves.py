@@ -74,6 +74,17 @@ def absent_is_none(leaves: list[tuple[Any, Any]], dims: BatchDim) -> BatchDim:
     return {**dict.fromkeys(top_level_entries(leaves)), **dims}
 
 
+def unknown_output(leaf: Any) -> str | None:
+    """One sentence for an object in a function's results whose tensors cannot be seen, such as a dataclass; None for any other leaf."""
+    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dict__"):
+        return None
+    kind = type(leaf).__name__
+    return (
+        f"the model returns an object of type {kind}, whose tensors cannot be seen; return a tuple or a dict, or call "
+        f"torch.export.register_dataclass({kind}), or torch.utils._pytree.register_pytree_node, first."
+    )
+
+
 def _key(entry: Any) -> Any:
     """The index, key or attribute name of one step of a pytree path."""
     for attribute in ("idx", "key", "name"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from ..leaves import BatchDim, Leaf, call_with, leaves_with_dims
+from ..leaves import BatchDim, Leaf, call_with, leaves_with_dims, unknown_output
 from ..ulp import bits_differ, ulp_distance
 from .chunks import Chunks
 from .padding import SIDES, Pad, Padding
@@ -149,7 +149,8 @@ class Function:
                 self.notes[f"output{pytree.keystr(path)} ({type(value).__name__}) was not compared"] = None
         leaves = [leaf for leaf in leaves_with_dims(flat, self.out_batch_dim, "out_batch_dim", "output") if leaf.is_batched]
         if not leaves:
-            raise ValueError(f"the function returned no tensor with a batch dim (out_batch_dim={self.out_batch_dim!r})")
+            unknown = next((sentence for _, value in flat if (sentence := unknown_output(value)) is not None), None)
+            raise ValueError(unknown or f"the function returned no tensor with a batch dim (out_batch_dim={self.out_batch_dim!r})")
         for leaf in leaves:
             if leaf.value.shape[leaf.dim] != batch_size:
                 raise ValueError(

@@ -131,6 +131,8 @@ def check(
     The thread count, the random state and Dynamo's settings are restored; Dynamo's compiled code is dropped
     (`torch._dynamo.reset`) before and after each setting, so other compiled functions compile again when next called.
     """
+    if not callable(fn):
+        raise TypeError(f"fn: got {type(fn).__name__}; allowed are a module and a function")
     name = backend_name(backend)
     source = Inputs(inputs, batch_dim)
     if sequence_dim is not None:

@@ -10,11 +10,13 @@ import contextlib
 import inspect
 import io
 import itertools
+import linecache
 import logging
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +26,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from ..check.batches import Inputs, Run
 from ..check.chunks import InChunks
 from ..errors import CaptureError, missing_device, user_line
-from ..leaves import Leaf
+from ..leaves import Leaf, unknown_output
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -153,7 +155,9 @@ def capture(
     # Pieces have lengths of their own; the whole has one that symbols can tell from other sizes.
     symbolic: list[int | None] = [None] * len(sequence) if cut is not None and cut.pieces else sequence
     wrapped = model if cut is None else _InChunks(model, cut, inputs, sequence)
-    program = model if isinstance(model, ExportedProgram) else _export(wrapped, inputs, samples, leaves, symbolic)
+    if not callable(model) and not isinstance(model, ExportedProgram):
+        raise TypeError(f"model: got {type(model).__name__}; allowed are a module, a function and a program of torch.export")
+    program, fixed = (model, {}) if isinstance(model, ExportedProgram) else _export(wrapped, inputs, samples, leaves, symbolic)
     signature = program.graph_signature
     constants: dict[str, Any] = {}
     user_inputs: list[str] = []
@@ -172,7 +176,7 @@ def capture(
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
     _check_outputs(graph)
-    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, symbolic)
+    symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, symbolic, fixed)
     _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
     for node in list(graph.nodes):
         _check_node(node, constants, leaf_of)
@@ -202,8 +206,8 @@ def _call_arguments(values: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str
 
 def _export(
     model: Callable[..., Any], inputs: Inputs, samples: tuple[int, ...], leaves: list[Leaf], sequence: list[int | None]
-) -> ExportedProgram:
-    """The program for a batch of ``samples``, symbolic in the dims of ``leaves`` and ``sequence``."""
+) -> tuple[ExportedProgram, dict[Any, str]]:
+    """The program for a batch of ``samples``, symbolic in the dims of ``leaves`` and ``sequence``; and where it fixes which symbol."""
     from torch.export import Dim, export
 
     example, _ = inputs.gather(Run("capture", samples, ()), grad=False)
@@ -222,32 +226,66 @@ def _export(
         specification = (shapes, named_shapes)
     marks = preserve_node_meta() if isinstance(model, _InChunks) else contextlib.nullcontext()
     try:
-        with torch.no_grad(), _user_frames(), _quiet(), marks:
-            return export(module, arguments, named, dynamic_shapes=specification, strict=False)
+        with torch.no_grad(), _user_frames() as fixed, _quiet(), marks:
+            return export(module, arguments, named, dynamic_shapes=specification, strict=False), fixed
     except Exception as error:
-        raise _capture_error(error) from error
+        with torch.no_grad():
+            own = _own_error(module, arguments, named, samples)
+        raise own or _capture_error(error) from error
+
+
+def _own_error(module: torch.nn.Module, arguments: Any, named: Any, samples: tuple[int, ...]) -> CaptureError | None:
+    """The error for a model that does not run outside of a capture either, or returns what a capture cannot take."""
+    arguments, named = pytree.tree_map_only(torch.Tensor, torch.clone, (arguments, named))
+    buffers = {buffer: buffer.clone() for buffer in module.buffers()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            outputs = module(*arguments, **named)
+    except Exception as error:
+        if missing_device(error) is not None:
+            return None
+        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no message"
+        of = "a batch of one" if samples == (0,) else "these inputs"
+        return CaptureError(
+            f"the model raises {type(error).__name__} for {of} at {user_line(error)}: {first}; call it once by itself and mend that."
+        )
+    finally:
+        for buffer, value in buffers.items():
+            buffer.copy_(value)
+    for leaf in pytree.tree_leaves(outputs):
+        if (sentence := unknown_output(leaf)) is not None:
+            return CaptureError(sentence)
+    return None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """While active, export does not print the graph that it could not finish: the error says in a sentence what stopped it."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = {
+        logging.getLogger("torch.fx.experimental.symbolic_shapes"): logging.ERROR,
+        logging.getLogger("torch._subclasses.fake_tensor"): logging.CRITICAL,
+    }
+    levels = {logger: logger.level for logger in loggers}
+    for logger, level in loggers.items():
+        logger.setLevel(level)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
-def _user_frames() -> Iterator[None]:
+def _user_frames() -> Iterator[dict[Any, str]]:
     """While active, the nodes that export makes know every line of the user's code that led to them.
+
+    Yields a dict that will hold, for each symbol of a size that a call into torch replaces by a number, the line of that call.
 
     By itself export keeps only frames of functions called "forward", so an op in a helper function would be given its caller's line.
     Frames of registered functions are kept too (torch.fx.proxy, checked in 2.13.0 to 2.15.0): each is registered when it calls into torch.
     """
+    from torch._guards import detect_fake_mode
     from torch.fx import proxy
     from torch.overrides import TorchFunctionMode
 
@@ -255,21 +293,35 @@ def _user_frames() -> Iterator[None]:
 
     anchors: set[tuple[str, str]] = proxy._STACK_TRACE_ANCHORS
     before = set(anchors)
+    fixed: dict[Any, str] = {}
 
     class RegisterCallers(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             frame = sys._getframe(1)
+            own = None
             while frame is not None and frame.f_code is not _export.__code__:
                 if not frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
+                    own = own or frame
                     anchors.add((frame.f_code.co_filename, frame.f_code.co_name))
                 frame = frame.f_back  # type: ignore[assignment]  # None at the end
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            mode = detect_fake_mode()
+            replaced = mode.shape_env.replacements if mode is not None and mode.shape_env is not None else {}
+            if len(replaced) > len(fixed):
+                for symbol in replaced:
+                    fixed.setdefault(symbol, "" if own is None else _line_of(own))
+            return result
 
     try:
         with RegisterCallers():
-            yield
+            yield fixed
     finally:
         anchors.intersection_update(before)
+
+
+def _line_of(frame: FrameType) -> str:
+    code = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f'"{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}: {code}'
 
 
 def _takes_any(function: Callable[..., Any]) -> bool:
@@ -300,7 +352,9 @@ def _capture_error(error: Exception) -> CaptureError:
     )
 
 
-def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None]) -> Symbols:
+def _symbols(
+    placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None], fixed: dict[Any, str]
+) -> Symbols:
     from bi_inductor.passes.layout import Symbols
 
     batch: set[Any] = set()
@@ -315,9 +369,18 @@ def _symbols(placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Lea
             size = node.meta["val"].shape[dim]
             if not isinstance(size, torch.SymInt) or not size.node.expr.is_Symbol:
                 argument = "batch_dim" if what == "batch size" else "sequence_dim"
+                environment = getattr(getattr(node.meta["val"], "fake_mode", None), "shape_env", None)
+                replaced = environment.replacements.items() if environment is not None else ()
+                line = next((fixed[symbol] for symbol, value in replaced if value == size and fixed.get(symbol)), None)
+                where = (
+                    f"{line} makes a number of it (as len() of a tensor, a loop over one and a constant in a view do): write "
+                    f"x.shape[{dim}] and ops on the whole batch"
+                    if line
+                    else "look for a view, a branch or a constant of that size in the model (or a program saved without a dynamic dim "
+                    "there)"
+                )
                 raise CaptureError(
-                    f"the captured graph fixes the {what} to {size} (dim {dim} of {leaf.name}), so others cannot run; look for a "
-                    "view, a branch or a constant of that size in the model (or a program saved without a dynamic dim there), or say "
+                    f"the captured graph fixes the {what} to {size} (dim {dim} of {leaf.name}), so others cannot run; {where}, or say "
                     f"{argument}=None for inputs without it."
                 )
             found.add(size.node.expr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -302,6 +303,10 @@ def test_bad_input(inputs: Any, arguments: dict[str, Any], message: str) -> None
 
 def test_functions_that_cannot_be_judged() -> None:
     x = torch.zeros(3, 2)
+    with pytest.raises(TypeError, match="fn: got int; allowed are a module and a function"):
+        check(3, x, backend="eager")
+    with pytest.raises(ValueError, match=r"returns an object of type SimpleNamespace, .*return a tuple or a dict"):
+        check(lambda x: types.SimpleNamespace(hidden=x), x, backend="eager")
     with pytest.raises(ValueError, match=r"out_batch_dim=0 is out of range for output of shape \(\)"):
         check(torch.sum, x, backend="eager")
     with pytest.raises(ValueError, match=r"output has shape \(6,\), so its dim 0 is not the batch of 3"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -327,12 +328,38 @@ def fixed_size(x: torch.Tensor) -> torch.Tensor:
     return x.view(4, 3)
 
 
+def asks_for_the_length(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x)
+    return y * 2 if len(y) == 1 else y + y
+
+
+def loops_over_samples(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([sample * 2 for sample in x])
+
+
+def fails(x: torch.Tensor) -> torch.Tensor:
+    return x @ torch.ones(5, 5)
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+
+
+def returns_an_object(x: torch.Tensor) -> Output:
+    return Output(x + 1)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (branches, r"a branch or a shape depends on values at .*branches|x\.sum\(\)"),
         (leaves_torch, r"cannot be captured as one graph .*x\.numpy\(\)"),
-        (fixed_size, "fixes the batch size to 4 .*view"),
+        (fixed_size, r"fixes the batch size to 4 .*in fixed_size: return x\.view\(4, 3\) makes a number of it .*write x\.shape\[0\]"),
+        (asks_for_the_length, r"fixes the batch size to 4 .*len\(y\) == 1 else y \+ y makes a number of it \(as len\(\) of a tensor"),
+        (loops_over_samples, r"fixes the batch size to 4 .*for sample in x\]\) makes a number of it .*ops on the whole batch"),
+        (fails, r"the model raises RuntimeError for these inputs at .*x @ torch\.ones\(5, 5\): mat1 and mat2 .*call it once by itself"),
+        (returns_an_object, r"returns an object of type Output, .*return a tuple or a dict, or call torch\.export\.register_dataclass"),
         (WritesToInput(), r"aten\.add_\.Tensor writes to an input \(x\) in place at .*clone"),
         (WritesToState(), r"writes to a parameter or buffer \(b_calls\)"),
         (nn.BatchNorm1d(3), "eval mode"),
@@ -367,6 +394,30 @@ def test_bad_arguments() -> None:
             find(Exact(), x, **arguments)
     with pytest.raises(ValueError, match="at least 2"):
         find(Exact(), x[:1])
+    with pytest.raises(ValueError, match=r"inputs hold 0 sample\(s\)"):
+        find(Exact(), x[:0])
+    with pytest.raises(TypeError, match="model: got int; allowed are a module, a function"):
+        find(3, x)
+
+
+def test_odd_inputs_and_outputs() -> None:
+    """Named arguments, numbers, None, dicts in lists, views with strides, no elements: every tensor is compared, nothing else matters."""
+
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor, *, rows: torch.Tensor, scale: float, mask: None = None, **more: Any) -> dict[str, Any]:
+            return {"a": [by_batch(x) * scale, (more["left"][0] + rows,)], "none": mask, "number": 3, "empty": x[:, :0]}
+
+    inputs = {
+        "x": randn(8, 4).t(),
+        "rows": torch.randint(9, (4, 8))[:, ::2],
+        "scale": 2.0,
+        "mask": None,
+        "left": [randn(1, 4).expand(4, 4)],
+    }
+    result = find(Odd(), inputs)
+    assert result.node is not None and result.node.op == "planted.by_batch.default", result.text()
+    assert [row.differing for row in result.variants] == [2, 2, 0]
+    json.loads(result.json())
 
 
 def test_the_reproduction_runs_by_itself(tmp_path: Path) -> None:
