@@ -12,7 +12,6 @@ import io
 import itertools
 import linecache
 import logging
-import operator
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -25,8 +24,10 @@ from torch.fx.traceback import annotate, preserve_node_meta
 
 from ..check.batches import Inputs, Run
 from ..check.chunks import InChunks
-from ..errors import CaptureError, missing_device, user_line
-from ..leaves import Leaf, unknown_output
+from ..errors import CaptureError
+from ..leaves import Leaf
+from .nodes import kept_nodes, last_uses, nodes_of_samples
+from .refusals import capture_error, check_choices, check_node, check_outputs, own_error
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -175,11 +176,11 @@ def capture(
         )
     leaf_of = {name: index for index, name in enumerate(user_inputs)}
     graph = program.graph_module.graph
-    _check_outputs(graph)
+    check_outputs(graph)
     symbols = _symbols(graph.find_nodes(op="placeholder"), leaf_of, leaves, symbolic, fixed)
-    _check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
+    check_choices(graph.find_nodes(op="placeholder"), symbols, inputs.samples, lengths)
     for node in list(graph.nodes):
-        _check_node(node, constants, leaf_of)
+        check_node(node, constants, leaf_of)
         # Checks of sizes that hold for the batch of the capture only.
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph.erase_node(node)
@@ -190,9 +191,9 @@ def capture(
         inputs=leaf_of,
         layouts=layouts(graph, symbols),
         symbols=symbols,
-        of_samples=_of_samples(graph, {name for name, index in leaf_of.items() if inputs.leaves[index].is_batched}),
-        last_uses=_last_uses(graph),
-        kept=_kept(graph),
+        of_samples=nodes_of_samples(graph, {name for name, index in leaf_of.items() if inputs.leaves[index].is_batched}),
+        last_uses=last_uses(graph),
+        kept=kept_nodes(graph),
         calls={node: node.meta["custom"][_CALL] for node in graph.nodes if _CALL in node.meta.get("custom", {})},
     )
 
@@ -230,32 +231,8 @@ def _export(
             return export(module, arguments, named, dynamic_shapes=specification, strict=False), fixed
     except Exception as error:
         with torch.no_grad():
-            own = _own_error(module, arguments, named, samples)
-        raise own or _capture_error(error) from error
-
-
-def _own_error(module: torch.nn.Module, arguments: Any, named: Any, samples: tuple[int, ...]) -> CaptureError | None:
-    """The error for a model that does not run outside of a capture either, or returns what a capture cannot take."""
-    arguments, named = pytree.tree_map_only(torch.Tensor, torch.clone, (arguments, named))
-    buffers = {buffer: buffer.clone() for buffer in module.buffers()}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            outputs = module(*arguments, **named)
-    except Exception as error:
-        if missing_device(error) is not None:
-            return None
-        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no message"
-        of = "a batch of one" if samples == (0,) else "these inputs"
-        return CaptureError(
-            f"the model raises {type(error).__name__} for {of} at {user_line(error)}: {first}; call it once by itself and mend that."
-        )
-    finally:
-        for buffer, value in buffers.items():
-            buffer.copy_(value)
-    for leaf in pytree.tree_leaves(outputs):
-        if (sentence := unknown_output(leaf)) is not None:
-            return CaptureError(sentence)
-    return None
+            own = own_error(module, arguments, named, samples)
+        raise own or capture_error(error) from error
 
 
 @contextlib.contextmanager
@@ -329,29 +306,6 @@ def _takes_any(function: Callable[..., Any]) -> bool:
     return bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
-def _no_cuda(line: str) -> CaptureError:
-    return CaptureError(f"the model uses a CUDA device at {line}, and this machine has none; move it to the CPU, or run find on a GPU.")
-
-
-def _capture_error(error: Exception) -> CaptureError:
-    """One sentence that says what stopped the capture, where, and what to do."""
-    line = user_line(error)
-    text = str(error)
-    name = type(error).__name__
-    if missing_device(error) is not None:
-        return _no_cuda(line)
-    if name in ("GuardOnDataDependentSymNode", "DataDependentOutputException") or "data-dependent" in text:
-        return CaptureError(
-            f"a branch or a shape depends on values at {line}, so the model is not one graph for every batch; call find on the parts "
-            "before and after it, or write the choice with torch.where or torch.cond."
-        )
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    return CaptureError(
-        f"the model cannot be captured as one graph (a graph break) at {line}: {name}: {first.rstrip('.')}; call find on the parts before "
-        "and after it, or write it with torch ops only."
-    )
-
-
 def _symbols(
     placeholders: list[Node], leaf_of: dict[str, int], leaves: list[Leaf], sequence: list[int | None], fixed: dict[Any, str]
 ) -> Symbols:
@@ -385,119 +339,3 @@ def _symbols(
                 )
             found.add(size.node.expr)
     return Symbols(frozenset(batch), frozenset(lengths))
-
-
-def _check_outputs(graph: torch.fx.Graph) -> None:
-    """Raises CaptureError for an output as long as the data say, in which a sample has no rows of its own."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    from ..passes.classify import source_line
-
-    for node in graph.output_node().all_input_nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
-            raise CaptureError(
-                f"the shape of an output depends on values at {source_line(node)}, so a sample's rows cannot be told apart in it; call "
-                "find on the part before it, or return a result of a fixed shape, with torch.where or a mask."
-            )
-
-
-def _check_choices(placeholders: list[Node], symbols: Symbols, samples: int, lengths: Collection[int]) -> None:
-    """Raises CaptureError when the model takes another way at some batch size or length: the graph holds for the way of the capture only.
-
-    Capture takes any size from 2 on for like the others; a way for a batch of one alone is found by `batch_of_one.other_way`.
-    """
-    import sympy
-
-    values = [node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
-    environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
-    named = {
-        **{symbol: sympy.Symbol("batch_size") for symbol in symbols.batch},
-        **{symbol: sympy.Symbol("length") for symbol in symbols.sequence},
-    }
-    for guard in environment.guards if environment is not None else ():
-        free = guard.expr.free_symbols
-        if not free or not free <= named.keys():
-            continue
-        by_batch, by_length = bool(free & symbols.batch), bool(free & symbols.sequence)
-        for batch in range(2, samples + 1) if by_batch else (samples,):
-            for length in lengths if by_length else (0,):
-                sizes = {**dict.fromkeys(symbols.batch, batch), **dict.fromkeys(symbols.sequence, length)}
-                if guard.expr.subs(sizes) == False:  # noqa: E712  # a sympy value
-                    what, captured, other = ("batch size", samples, batch) if by_batch else ("length", "the given samples", length)
-                    of = "a batch of " if by_batch else ""
-                    raise CaptureError(
-                        f"the model chooses by the {what} ({guard.expr.subs(named)} holds for {of}{captured} and not for one of {other}), "
-                        "so it is not one graph, and the choice itself may change bits; make the choice independent of "
-                        f"the {what}, or call find on each side of it."
-                    )
-
-
-def written_arguments(node: Node) -> list[Any]:
-    """The arguments that the node's op writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    found: list[Any] = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            found += value if isinstance(value, (tuple, list)) else [value]
-    return found
-
-
-def _check_node(node: Node, constants: dict[str, Any], leaf_of: dict[str, int]) -> None:
-    """Raises CaptureError for what would make one run depend on the run before, and for devices that are not there."""
-    from ..passes.classify import source_line
-
-    for value in pytree.tree_leaves(node.meta.get("val")):
-        if isinstance(value, torch.Tensor) and value.device.type == "cuda" and not torch.cuda.is_available():
-            # A build of torch with CUDA traces without a device; one without CUDA has raised by now.
-            raise _no_cuda(source_line(node))
-    for written in written_arguments(node):
-        root = written
-        while isinstance(root, torch.fx.Node) and root.op == "call_function" and is_view(root):
-            root = root.args[0]
-        if isinstance(root, torch.fx.Node) and root.op == "placeholder":
-            what = "an input" if root.name in leaf_of else "a parameter or buffer"
-            raise CaptureError(
-                f"{node.target} writes to {what} ({root.name}) in place at {source_line(node)}, so one run would change the next; write "
-                "to a copy (clone it first), or put the module into eval mode if these are running statistics."
-            )
-
-
-def is_view(node: Node) -> bool:
-    """Whether the value shares its bits with its first operand, or is one of several results."""
-    if node.target is operator.getitem:
-        return True
-    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
-    return any(value.alias_info is not None for value in returns)
-
-
-def _of_samples(graph: torch.fx.Graph, batched: set[str]) -> set[Node]:
-    found: set[Node] = set()
-    for node in graph.nodes:
-        reads = node.name in batched if node.op == "placeholder" else any(source in found for source in node.all_input_nodes)
-        # A size is no value of a sample.
-        if reads and not isinstance(node.meta.get("val"), (int, torch.SymInt)):
-            found.add(node)
-    return found
-
-
-def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
-    uses: dict[Node, list[Node]] = {}
-    seen = set()
-    for node in reversed(graph.nodes):
-        uses[node] = [source for source in node.all_input_nodes if source not in seen]
-        if node not in seen and node.op != "output":
-            # A result that nobody reads.
-            uses[node].append(node)
-        seen.update(node.all_input_nodes)
-    return uses
-
-
-def _kept(graph: torch.fx.Graph) -> list[Node]:
-    needed: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node in needed or node.op == "output" or written_arguments(node):
-            needed.update({node, *node.all_input_nodes})
-    return [node for node in graph.nodes if node in needed and node.op == "call_function"]

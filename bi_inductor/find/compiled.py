@@ -17,8 +17,9 @@ import torch
 from torch.fx import Graph
 
 from ..settings import compiled, thread_count
-from .capture import Captured, is_view
+from .capture import Captured
 from .execution import Execution, compare, layout_of, replace_rows, steps
+from .nodes import is_view
 from .result import Measured
 from .variants import Samples, Setting
 

@@ -17,8 +17,9 @@ from bi_inductor.passes.layout import Layout
 
 from ..settings import thread_count
 from ..ulp import bits_differ, ulp_distance
-from .capture import Captured, written_arguments
+from .capture import Captured
 from .digest import row_digests
+from .nodes import written_arguments
 from .result import Measured
 from .variants import Samples, Setting, shared_places
 
