@@ -1,7 +1,8 @@
 """The public cases compiled, each at some depth of a ten-layer model: `find` names the layer and its op in stock, and nothing in ours.
 
 Which cases bite follows the machine (vector width, number of threads), so a case of stock counts where the compiled model's outputs differ.
-Each costs tens of compiles: all of them run with ``make test-full``, a few in the ordinary suite.
+Each costs tens of compiles: all of them run with ``make test-full`` (10 to 85 s each, all 28 have passed with both backends on two AVX2
+cores), a few in the ordinary suite.
 """
 
 from __future__ import annotations
