@@ -30,7 +30,8 @@ from typing import Any
 
 from vllm_offline import make_model
 
-PROMPT = {"prompt": "The same input gives the same bits,", "seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": 16}
+# Long enough for vLLM to split its keys among threads.
+PROMPT = {"prompt": "The same input gives the same bits. " * 5, "seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": 24}
 # How many requests are under way at a time, one wave after the other.
 LEVELS = (1, 32, 4, 16, 2, 8, 24, 3)
 HOST = "127.0.0.1"

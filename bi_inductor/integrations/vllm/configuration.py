@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bi_inductor.errors import OpaqueOpWarning, OptionError
+from bi_inductor.errors import OptionError
 
 BACKEND = "batch_invariant"
 TESTED_VLLM = "0.32.0"
@@ -43,22 +42,11 @@ def asked(config: Any) -> bool:
 
 
 def require_invariant(config: Any) -> None:
-    """Raises OptionError naming every setting of a VllmConfig under which bits would follow the batch.
-
-    Warns:
-        OpaqueOpWarning: logits processors of the user, whose code is not known.
-    """
+    """Raises OptionError naming every setting of a VllmConfig under which bits would follow the batch."""
     found = list(refusals(config))
     if found:
         raise OptionError(
             'backend "batch_invariant" cannot keep its promise in this configuration of vLLM:\n' + "\n".join(f"  {line}" for line in found)
-        )
-    processors = config.model_config.logits_processors
-    if processors:
-        warnings.warn(
-            f"logits processors of the user run as they are: {processors}. What they compute has to depend on their own request only.",
-            OpaqueOpWarning,
-            stacklevel=3,
         )
 
 

@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, AdapterLogitsProcessor
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from bi_inductor.integrations.vllm.linears import invariant_linears
+from bi_inductor.integrations.vllm.processors import watch
 from bi_inductor.integrations.vllm.sampler import InvariantSampler
 
 # Ops of vLLM in the compiled graph that call our attention backend: no unknown kernels.
@@ -32,9 +34,14 @@ class InvariantCPUWorker(CPUWorker):
         register_backend(AttentionBackendEnum.CPU_ATTN, "bi_inductor.integrations.vllm.attention.InvariantAttentionBackend")
 
     def init_device(self) -> None:
-        """The sampler is made with the model runner and replaced before the first use."""
+        """The sampler is made with the model runner and replaced before the first use; logits processors of the user are watched."""
         super().init_device()
         self.model_runner.sampler = InvariantSampler(self.model_runner)
+        processors = self.model_runner.input_batch.logitsprocs
+        # An AdapterLogitsProcessor hands its functions one row each.
+        trusted = (*BUILTIN_LOGITS_PROCESSORS, AdapterLogitsProcessor)
+        watch(processors.argmax_invariant, trusted)
+        watch(processors.non_argmax_invariant, trusted)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Weights stay as they are stored, for our linears."""

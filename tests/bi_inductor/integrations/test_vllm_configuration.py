@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bi_inductor
-from bi_inductor.errors import OpaqueOpWarning, OptionError
+from bi_inductor.errors import OptionError
 from bi_inductor.integrations.vllm import configuration, plugin
 
 
@@ -152,8 +152,3 @@ def test_another_version_and_another_platform_are_refused(platform: type[Platfor
     platform.device_type = "cuda"
     with pytest.raises(OptionError, match="platform cuda: there are no templates for GPUs yet"):
         configuration.require_invariant(config())
-
-
-def test_logits_processors_of_the_user_are_reported(platform: type[Platform]) -> None:
-    with pytest.warns(OpaqueOpWarning, match="my_processors.Watermark"):
-        configuration.require_invariant(config(model_logits_processors=["my_processors.Watermark"]))
