@@ -1,4 +1,4 @@
-"""The backend as a compiler of vLLM's own (``CompilerInterface``), for mode 3: pieces of a model between attention ops, compiled one by one.
+"""The backend as a compiler of vLLM's own (``CompilerInterface``), for mode 3, where pieces of a model between attention ops are compiled.
 
 vLLM compiles a piece for ranges of sizes and for single ones that it replays as CUDA graphs. Ours gives all of them the same bits, since
 no size has a part in a result.
