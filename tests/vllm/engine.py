@@ -2,7 +2,8 @@
 
     python -m tests.vllm.engine PLAN.json RESULT.json
 
-The plan is {"dtype", "compilation", "arguments": further ones of LLM, "runs": {name: [step, ...]}}. Before each step of the engine the
+The plan is {"dtype", "compilation", "arguments": further ones of LLM, "intermediate_size": of the model, "runs": {name: [step, ...]}}.
+Before each step of the engine the
 requests of the next step of the run are added, {"add": [numbers], "greedy": bool}; it goes on until all are done. The result is {"runs":
 {name: {request: [[token, logprob as a hexadecimal number], ...]}}, "cached": prompt tokens found in the prefix cache, "seconds"}.
 """
@@ -21,7 +22,7 @@ REQUESTS = 32
 NEW_TOKENS = 32
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, intermediate_size: int) -> None:
     """A Llama of hidden size 768 with 6 layers and seeded weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,7 +33,7 @@ def make_model(folder: Path) -> None:
         num_hidden_layers=6,
         num_attention_heads=12,
         num_key_value_heads=4,
-        intermediate_size=2048,
+        intermediate_size=intermediate_size,
         vocab_size=VOCABULARY,
         max_position_embeddings=1024,
     )
@@ -92,7 +93,7 @@ def main() -> None:
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder))
+        make_model(Path(folder), plan["intermediate_size"])
         started = time.monotonic()
         arguments = {"compilation_config": plan["compilation"], **plan["arguments"]}
         llm = LLM(model=folder, skip_tokenizer_init=True, dtype=plan["dtype"], max_model_len=640, seed=0, **arguments)
