@@ -49,17 +49,18 @@ def server(model: str, compilation: dict[str, Any]) -> Iterator[int]:
     command += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log", "-cc", json.dumps(compilation)]
     # Two threads where there are two cores: vLLM otherwise keeps one for itself.
     settings = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
-    process = subprocess.Popen(command, env=settings)
+    process = subprocess.Popen(command, env=settings, start_new_session=True)
     try:
         wait_until_ready(process, port)
         yield port
     finally:
         process.send_signal(signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Its engine is a process of its own, in the same group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:

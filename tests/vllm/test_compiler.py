@@ -53,7 +53,8 @@ class Pieces:
                 assert piece is not None and handle is None
                 setattr(whole, part.submod_name, Called(piece))
                 self.compiled += 1
-        return whole
+        run: Callable[..., Any] = whole
+        return run
 
 
 class Called(torch.nn.Module):

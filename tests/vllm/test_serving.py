@@ -5,9 +5,11 @@ Each engine is a process and serves all runs of its plan; results are compared a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,9 +85,22 @@ class Engines:
         # Two threads, as the machine has cores: vLLM otherwise keeps one core for itself.
         settings = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **environment}
         command = [sys.executable, "-m", "tests.vllm.engine", *map(str, files)]
-        return subprocess.run(
-            command, cwd=REPOSITORY, env={**os.environ, **settings}, capture_output=True, text=True, timeout=1200, check=False
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
+        try:
+            output, errors = process.communicate(timeout=1200)
+        finally:
+            # An engine has processes of its own, which must not outlive a failure.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="session")
@@ -191,6 +206,12 @@ def test_control_each_mechanism_is_needed(engines: Engines, mechanism: str) -> N
     """With one mechanism switched back to vLLM's own, answers follow the schedule."""
     runs = engines(CONTROLS[mechanism])["runs"]
     assert sum(len(differing(answers, runs["together"])) for answers in runs.values()) > 0
+
+
+def test_an_odd_width_changes_nothing(engines: Engines) -> None:
+    """The width at which the control of the layers between differs."""
+    runs = engines(plan("float32", bi_inductor.vllm_config(), FEWER, intermediate_size=ODD_WIDTH))["runs"]
+    assert {name: differing(answers, runs["together"]) for name, answers in runs.items()} == {name: [] for name in FEWER}
 
 
 def test_control_the_sampler_is_needed(engines: Engines) -> None:
