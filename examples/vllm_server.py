@@ -4,7 +4,8 @@
     python examples/vllm_server.py --stock
 
 The server listens on the loopback address only. Between 1 and 32 requests are under way at a time, about half of them noise of other
-lengths. Stock vLLM 0.32 stops at seeds on a CPU once it cuts a prompt into chunks, so there all requests are greedy. The script makes its own small model and needs no network; it runs in the environment of `make test-vllm` (vLLM 0.32 for CPUs).
+lengths. Stock vLLM 0.32 stops at seeds on a CPU once it cuts a prompt into chunks, so there all requests are greedy. The script makes
+its own small model and needs no network; it runs in the environment of `make test-vllm` (vLLM 0.32 for CPUs).
 """
 
 from __future__ import annotations
