@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("packaging")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 INSTALLED_FROM = {"bi_inductor": "bi_inductor", "passes": "bi_inductor/passes", "templates": "bi_inductor/templates"}
-INSTALLED_SUFFIXES = {".py", ".h", ".jinja", ".typed"}
+INSTALLED_SUFFIXES = {".py", ".h", ".cpp", ".jinja", ".typed"}
 
 
 def run(*command: str | Path, cwd: Path) -> str:

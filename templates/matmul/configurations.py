@@ -8,10 +8,8 @@ order inside a block is the hardware's. So prefill and decode share one tile.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
-from torch._inductor.virtualized import V
 
 from bi_inductor.templates import gpu
 from bi_inductor.templates.triton_template import Launch
@@ -43,7 +41,7 @@ NARROW = 2048
 
 DEFAULT = gpu.DEFAULT
 
-# target -> kind of element -> (narrow N, wide N). Registers, shared memory and spills of each are in docs/performance.md.
+# target -> kind of element -> (narrow N, wide N). `bi-inductor compile` shows registers, shared memory and spills.
 #                                           M    N   K warps stages
 CONFIGURATIONS: dict[str, dict[str, tuple[Configuration, Configuration]]] = {
     "sm_80": {
@@ -74,8 +72,7 @@ CONFIGURATIONS: dict[str, dict[str, tuple[Configuration, Configuration]]] = {
 }
 
 
-def configuration(target: str, dtype: torch.dtype, n: Any) -> Configuration:
-    """The configuration for results of ``n`` columns on ``target``, a key of CONFIGURATIONS; an ``n`` that is not known counts as wide."""
+def configuration(target: str, dtype: torch.dtype, narrow: bool) -> Configuration:
+    """The configuration on ``target``, a key of CONFIGURATIONS; ``narrow``: the results have at most NARROW columns, whatever the batch."""
     kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16 bit")
-    narrow, wide = CONFIGURATIONS[target][kind]
-    return narrow if V.graph.sizevars.statically_known_leq(n, NARROW) else wide
+    return CONFIGURATIONS[target][kind][0 if narrow else 1]

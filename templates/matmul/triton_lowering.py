@@ -11,7 +11,7 @@ from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
-from bi_inductor.templates.matmul.configurations import configuration
+from bi_inductor.templates.matmul.configurations import NARROW, configuration
 from bi_inductor.templates.triton_template import broadcast, constant, lower, template
 
 
@@ -30,7 +30,7 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
     inputs = {"A": realized(a), "B": realized(b)}
     if bias is not None:
         inputs["BIAS"] = broadcast(realized(bias), size)
-    chosen = configuration(target_of(a.get_device()), dtype, n)
+    chosen = configuration(target_of(a.get_device()), dtype, V.graph.sizevars.statically_known_leq(n, NARROW))
     # Partial sums of 256 products keep float32 as accurate as libraries are; tensor cores' products of 16-bit numbers lose less than
     # rounding the result does.
     chain = dtype in (torch.bfloat16, torch.float16)
