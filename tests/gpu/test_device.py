@@ -1,0 +1,136 @@
+"""On a real GPU: bits across batches, places, recompiles, streams and CUDA graphs; bits of the C++ kernels; accuracy; speed as ratios.
+
+    python -m pytest -m gpu tests/gpu -s
+
+Everything is skipped without a GPU. What only hardware shows is here: how tensor cores group their sums, races, and time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.templates.rows import assert_same_bits, differences, randn, relative_error
+
+pytestmark = pytest.mark.gpu
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BATCHES = (1, 2, 3, 16, 17, 64, 100)
+WIDTH = 512
+
+
+def compiled(name: str, x: torch.Tensor, dynamic: bool | None = None, backend: str = "batch_invariant") -> Callable[..., torch.Tensor]:
+    """The op of that name for tensors like ``x``."""
+    return functools.partial(_call, torch.compile(OPS[name], backend=backend, dynamic=dynamic), parameters(x))
+
+
+def _call(function: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
+    return function(x, *given)
+
+
+def parameters(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of the linear, made outside of what is compiled."""
+    return randn(1000, WIDTH, dtype=x.dtype, seed=1).to(x.device), randn(1000, dtype=x.dtype, seed=2).to(x.device)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(functional.linear(x, weight, bias))
+
+
+def attention(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x.unflatten(1, (4, 2, 64)) * scale for scale in (1, 2, 3))
+    return functional.scaled_dot_product_attention(q.repeat(1, 1, 20, 1), k.repeat(1, 1, 33, 1), v.repeat(1, 1, 33, 1))
+
+
+OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "linear": linear,
+    "attention": attention,
+    "softmax": lambda x, weight, bias: torch.softmax(x, -1),
+    "log_softmax": lambda x, weight, bias: torch.log_softmax(x, -1),
+    "layer_norm": lambda x, weight, bias: functional.layer_norm(x, (WIDTH,)),
+    "rms_norm": lambda x, weight, bias: functional.rms_norm(x, (WIDTH,)),
+    "sum": lambda x, weight, bias: x.sum(-1),
+    "var": lambda x, weight, bias: x.var(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_rows_are_the_same_in_every_batch(name: str, dtype: torch.dtype, dynamic: bool) -> None:
+    x = randn(max(BATCHES), WIDTH, dtype=dtype).cuda()
+    run = compiled(name, x, dynamic)
+    whole = run(x)
+    for m in BATCHES:
+        assert_same_bits(run(x[:m].clone()), whole[:m], f"{m} rows")
+    assert_same_bits(run(x.flip(0)), whole.flip(0), "another order")
+    hostile = torch.full_like(x, float("nan"))
+    hostile[7] = x[7]
+    assert_same_bits(run(hostile)[7], whole[7], "beside NaN")
+
+
+def test_control_torch_varies() -> None:
+    x, weight = randn(100, 4096, dtype=torch.bfloat16).cuda(), randn(4096, 4096, dtype=torch.bfloat16, seed=1).cuda()
+    assert any(differences((x @ weight)[:m], x[:m] @ weight) for m in BATCHES)
+
+
+@pytest.mark.parametrize("name", ["sum", "var", "softmax", "layer_norm", "rms_norm"])
+def test_bits_of_the_cpp_kernels(name: str) -> None:
+    x = randn(17, WIDTH)
+    assert_same_bits(compiled(name, x.cuda())(x.cuda()).cpu(), compiled(name, x)(x), name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_error_is_that_of_torch(name: str, dtype: torch.dtype) -> None:
+    x = randn(33, WIDTH, dtype=dtype).cuda()
+    given = parameters(x)
+    exact = OPS[name](x.double(), *(parameter.double() for parameter in given))
+    assert relative_error(compiled(name, x)(x), exact) <= 1.5 * max(relative_error(OPS[name](x, *given), exact), 2.5e-7)
+
+
+@pytest.mark.parametrize("name", ["linear", "attention", "layer_norm"])
+def test_streams_and_cuda_graphs(name: str) -> None:
+    x = randn(17, WIDTH, dtype=torch.bfloat16).cuda()
+    run = compiled(name, x)
+    expected = run(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        beside = run(x)
+    torch.cuda.synchronize()
+    assert_same_bits(beside, expected, "another stream")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(x)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert_same_bits(captured, expected, "a CUDA graph")
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """The median of 20 runs."""
+    run()
+    times = []
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+@pytest.mark.parametrize("name", ["linear", "attention", "softmax", "rms_norm"])
+def test_time_beside_stock(name: str) -> None:
+    """Prints ratios; a machine's speed is nothing to assert."""
+    for m in (1, 64, 1024):
+        x = randn(m, WIDTH, dtype=torch.bfloat16).cuda()
+        runs = [compiled(name, x), compiled(name, x, backend="inductor"), compiled(name, x, backend="eager")]
+        times = [milliseconds(functools.partial(run, x)) for run in runs]
+        print(f"{name}, {m} rows: ours / stock compiled {times[0] / times[1]:.2f}, ours / eager {times[0] / times[2]:.2f}")
