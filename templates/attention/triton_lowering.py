@@ -20,8 +20,8 @@ from bi_inductor.templates.triton_template import broadcast, constant, lower, te
 
 @SymbolicGridFn
 def grid(rows: Any, queries: Any, meta: dict[str, Any], *, cdiv: Any) -> tuple[Any, Any, Any]:
-    """A program for each tile of queries of each head of each sample."""
-    return cdiv(queries, meta["BLOCK_M"]), rows, 1
+    """A program for each tile of queries of each head of each sample, along x: the other axes take 65535 programs at most."""
+    return cdiv(queries, meta["BLOCK_M"]) * rows, 1, 1
 
 
 def attention(

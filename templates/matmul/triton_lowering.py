@@ -17,8 +17,8 @@ from bi_inductor.templates.triton_template import broadcast, constant, lower, te
 
 @SymbolicGridFn
 def grid(batch: Any, m: Any, n: Any, meta: dict[str, Any], *, cdiv: Any) -> tuple[Any, Any, Any]:
-    """A program for each tile of each matrix of the batch."""
-    return cdiv(m, meta["BLOCK_M"]) * cdiv(n, meta["BLOCK_N"]), batch, 1
+    """A program for each tile of each matrix of the batch, along x: the other axes take 65535 programs at most."""
+    return cdiv(m, meta["BLOCK_M"]) * cdiv(n, meta["BLOCK_N"]) * batch, 1, 1
 
 
 def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: float, beta: float) -> ir.TensorBox:
