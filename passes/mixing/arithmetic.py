@@ -243,7 +243,7 @@ def along(name: str = "dim", results: int = 1, default: Any = -1) -> Rule:
     return apply
 
 
-rule("_softmax _log_softmax cumsum cumprod logcumsumexp argsort")(along())
+rule("_softmax _log_softmax cumsum cumprod logcumsumexp argsort glu")(along())
 rule("cummax cummin topk", "aten")(along(results=2))
 rule("softmax log_softmax cumsum cumprod logcumsumexp", "bi_inductor")(along())
 rule("renorm")(along())

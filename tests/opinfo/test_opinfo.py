@@ -25,9 +25,21 @@ RECORD = record.read()
 MOST_ONE_SAMPLE, MOST_UNSUPPORTED = 10, 3
 GROUP = 16
 
-# Calls that the harness takes for mixing and that have no report: diagflat places the elements of one dim in two; of the other two it
-# changes rows of the weights too, which are no samples.
-SILENT_MIXING = {"diagflat float32", "native_group_norm float32", "nn.functional.bilinear float32"}
+# Calls that the harness takes for mixing and that have no report: diagflat places the elements of one dim in two; of the others it changes
+# rows of weights, labels or an index too, which are no samples.
+SILENT_MIXING = {
+    "diagflat bfloat16",
+    "diagflat float32",
+    "index_reduce.prod bfloat16",
+    "native_group_norm bfloat16",
+    "native_group_norm float32",
+    "nn.functional.bilinear bfloat16",
+    "nn.functional.bilinear float32",
+    "nn.functional.linear_cross_entropy.chunked bfloat16",
+    "nn.functional.linear_cross_entropy.chunked float32",
+    "nn.functional.linear_cross_entropy.chunked_none bfloat16",
+    "nn.functional.linear_cross_entropy.chunked_none float32",
+}
 
 
 def recorded_cases(entry: Entry) -> Iterator[tuple[Case, Verdict]]:

@@ -64,11 +64,13 @@ def along_the_batch(x: Tensor) -> list[Tensor]:
         x.roll(1, 0),  # mixes
         torch.fft.rfft(x, dim=0).real,  # mixes
         x.unfold(0, 2, 1).sum(-1),  # mixes
+        functional.glu(x, 0),  # mixes
         x.softmax(1),
         x.cumsum(1),
         x.sort(-1).values,
         x.topk(2, 1).values,
         x.flip(1),
+        functional.glu(torch.cat([x, x], 1), 1),
         x.flip(0).flip(0),
         x.roll(1, 1),
         torch.fft.rfft(x).real,
