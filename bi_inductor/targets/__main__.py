@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bi_inductor.errors import BatchInvariantError
+from bi_inductor.programs import Program, load_program
 from bi_inductor.targets.description import Target, target_named
 from bi_inductor.targets.device import ROCM, described_device, load_device_guard
 from bi_inductor.targets.report import TargetReport
@@ -28,12 +29,14 @@ def main() -> None:
     if target.backend == "hip":
         torch.version.hip = ROCM
     found = []
-    with described_device(target):
-        for program in given.programs:
-            try:
+    for name in given.programs:
+        try:
+            # Before there is a described device: making a model may seed the generators of the devices that are there.
+            program = load_program(name)
+            with described_device(target):
                 found.append(report(program, target, given.dynamic).json())
-            except Exception as error:
-                found.append({"error": _kind(error), "text": str(error.args[0] if error.args else error)})
+        except Exception as error:
+            found.append({"error": _kind(error), "text": str(error.args[0] if error.args else error)})
     Path(given.result).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -45,20 +48,18 @@ def _kind(error: Exception) -> str:
     return "ValueError" if isinstance(error, ValueError) else "RuntimeError"
 
 
-def report(name: str, target: Target, dynamic: bool) -> TargetReport:
+def report(program: Program, target: Target, dynamic: bool) -> TargetReport:
     """Compiles one program inside ``described_device``."""
     from bi_inductor.backend import errors_for_users
-    from bi_inductor.programs import load_program
     from bi_inductor.targets.kernels import build, gathered
 
     with errors_for_users():
         load_device_guard()
-    program = load_program(name)
     args, kwargs = program.arguments
     with gathered() as written:
         run(program.model, args, kwargs, dynamic)
     kernels = [build(kernel, source, written.calls(kernel), target) for kernel, source in written.kernels.items()]
-    return TargetReport(name, target, tuple(kernels), tuple(written.other_calls()))
+    return TargetReport(program.name, target, tuple(kernels), tuple(written.other_calls()))
 
 
 def run(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool) -> None:

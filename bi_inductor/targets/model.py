@@ -26,11 +26,11 @@ def on_described_device(model: Callable[..., Any], inputs: Any, mode: FakeTensor
         # Tied parameters stay one.
         if id(tensor) not in made:
             fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=DEVICE)
-            # Autograd's engine needs the device to be there.
             # Which dims are dynamic (torch._dynamo.mark_dynamic).
             for name, mark in vars(tensor).items():
                 if name.startswith("_dynamo_"):
                     setattr(fake, name, mark)
+            # Without gradients: autograd's engine needs the device to be there.
             made[id(tensor)] = torch.nn.Parameter(fake, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else fake
         return made[id(tensor)]
 

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 
 def pointwise():
-    """Multiplications followed by additions, which a compiler would like to contract."""
+    """Multiplications followed by additions, which a compiler would like to contract. As most programs do, it seeds torch."""
+    torch.manual_seed(0)
     return lambda x, y: (x * y + x, x * 3 - y * y), (torch.randn(8, 96), torch.randn(8, 96))
 
 
