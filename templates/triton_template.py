@@ -24,6 +24,7 @@ from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.library import TEMPLATES, accumulation_dtype, read_source
+from bi_inductor.templates.operand import product
 
 # The jinja macros that a source may use.
 MACROS = "common/rows.py.jinja"
@@ -42,22 +43,15 @@ def template(folder: str, name: str, grid: Callable[..., tuple[Any, Any, Any]], 
     return TritonTemplate(f"bi_{name}", grid, source)
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """What Triton compiles a kernel with, beside its source."""
-
-    warps: int
-    stages: int
-
-
 def lower(
     kernel: TritonTemplate,
     inputs: Mapping[str, Any],
     size: Sequence[Any],
-    launch: Launch,
     constants: Mapping[str, Any],
     call_sizes: Sequence[Any],
     *,
+    warps: int,
+    stages: int,
     dtype: torch.dtype,
     out_dtype: torch.dtype | None = None,
     stride: Sequence[Any] | None = None,
@@ -68,9 +62,9 @@ def lower(
         kernel: the template.
         inputs: realized nodes by their name in the source.
         size: sizes of the output; ``stride`` its strides, row-major if None.
-        launch: warps and pipeline stages.
         constants: what the source is rendered with.
         call_sizes: arguments of the grid before the constants.
+        warps, stages: of a program, and of its pipeline of loads.
         dtype: the dtype whose accumulation type the kernel computes in.
         out_dtype: dtype of the output, ``dtype`` if None.
     """
@@ -83,8 +77,8 @@ def lower(
     choice: Any = kernel.generate(
         input_nodes=tuple(nodes),
         layout=layout,
-        num_stages=launch.stages,
-        num_warps=launch.warps,
+        num_stages=stages,
+        num_warps=warps,
         call_sizes=[sympy.sympify(n) for n in call_sizes],
         ACC_TYPE=triton_type(result),
         ELEMENT=triton_type(out_dtype),
@@ -145,7 +139,7 @@ def rows_of(x: ir.TensorBox, reduced: Sequence[int]) -> Rows:
     outer = [d for d in range(len(sizes)) if d not in reduced]
     merged = [_merged([(sizes[d], strides[d]) for d in dims]) for dims in (outer, reduced)]
     both = [*merged[0], *merged[1]]
-    rows, n = (functools.reduce(lambda a, b: a * b, [sizes[d] for d in dims], sympy.S.One) for dims in (outer, reduced))
+    rows, n = (sympy.sympify(product([sizes[d] for d in dims])) for dims in (outer, reduced))
     return Rows(strided(node, [size for size, _ in both], [stride for _, stride in both]), len(merged[0]), len(merged[1]), rows, n)
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import torch
 
 from bi_inductor.templates import gpu
-from bi_inductor.templates.triton_template import Launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +21,6 @@ class Configuration:
     chunk: int
     warps: int
     stages: int
-
-    @property
-    def launch(self) -> Launch:
-        """What Triton compiles the kernel with."""
-        return Launch(self.warps, self.stages)
 
 
 # target -> kind of element -> padded head dim -> configuration; a larger head dim has none.

@@ -75,7 +75,18 @@ def attention(
     }
     size = [batch, heads, queries, *([v.get_size()[-1]] if v is not None else [])]
     out_dtype = dtype if v is not None else accumulation_dtype(dtype)
-    return lower(kernel, inputs, size, chosen.launch, constants, (batch * heads, queries), dtype=dtype, out_dtype=out_dtype, stride=stride)
+    return lower(
+        kernel,
+        inputs,
+        size,
+        constants,
+        (batch * heads, queries),
+        warps=chosen.warps,
+        stages=chosen.stages,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        stride=stride,
+    )
 
 
 def _first_keys(mask: ir.TensorBox, batch: Any) -> ir.TensorBox:

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch._inductor.select_algorithm import SymbolicGridFn
 
-from bi_inductor.templates.triton_template import Launch
-
 # One warp: with more, the layout would choose which lanes an exchange inside a warp adds. It holds for warps of 32 and of 64 lanes.
-LAUNCH = Launch(warps=1, stages=1)
+WARPS, STAGES = 1, 1
 
 # Terms in flight for each lane, and columns that are written at a time; neither chooses a bit.
 CONSTANTS = {"UNROLL": 4, "BLOCK": 256}

@@ -12,7 +12,6 @@ import dataclasses
 import torch
 
 from bi_inductor.templates import gpu
-from bi_inductor.templates.triton_template import Launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +23,6 @@ class Configuration:
     block_k: int
     warps: int
     stages: int
-
-    @property
-    def launch(self) -> Launch:
-        """What Triton compiles the kernel with."""
-        return Launch(self.warps, self.stages)
 
     @property
     def constants(self) -> dict[str, int]:

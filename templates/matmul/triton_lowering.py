@@ -48,4 +48,5 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
         "ALPHA": 1 if alpha == 1 else constant(alpha),
         "BETA": 1 if beta == 1 else constant(beta),
     }
-    return lower(kernel, inputs, size, chosen.launch, constants, (batch[0] if batch else 1, m, n), dtype=dtype)
+    call_sizes = (batch[0] if batch else 1, m, n)
+    return lower(kernel, inputs, size, constants, call_sizes, warps=chosen.warps, stages=chosen.stages, dtype=dtype)

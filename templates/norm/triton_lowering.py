@@ -8,7 +8,7 @@ from typing import Any
 from torch._inductor import ir
 from torch._inductor import lowering as inductor
 
-from bi_inductor.templates.common.triton_rows import CONSTANTS, LAUNCH, rows_grid
+from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS, rows_grid
 from bi_inductor.templates.cpp_template import contiguous, realized
 from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.triton_template import Rows, constant, lower, rows_of, template
@@ -69,9 +69,10 @@ def _call(
         template("norm", kernel_name, rows_grid, NAMES=names, CENTERED=name != "rms_norm", STATISTICS=False),
         {"X": rows.node, **parameters},
         [rows.rows, rows.n],
-        LAUNCH,
         {**CONSTANTS, **rows.constants, "EPSILON": constant(eps), "GROUPS": 0, **constants},
         (rows.rows, 1),
+        warps=WARPS,
+        stages=STAGES,
         dtype=x.get_dtype(),
     )
 
@@ -83,9 +84,10 @@ def _statistics(name: str, rows: Rows, x: ir.TensorBox, outer: Sequence[Any], ep
         template("norm", f"{name}_statistics", rows_grid, NAMES=("X",), CENTERED=centered, STATISTICS=True),
         {"X": rows.node},
         [count, rows.rows],
-        LAUNCH,
         {**CONSTANTS, **rows.constants, "EPSILON": constant(eps), "GROUPS": 0},
         (rows.rows, count),
+        warps=WARPS,
+        stages=STAGES,
         dtype=x.get_dtype(),
         out_dtype=accumulation_dtype(x.get_dtype()),
     )

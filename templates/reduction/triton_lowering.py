@@ -9,7 +9,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.utils import triton_type
 
-from bi_inductor.templates.common.triton_rows import CONSTANTS, LAUNCH, rows_grid
+from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS, rows_grid
 from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.triton_template import constant, lower, rows_of, template
 
@@ -24,9 +24,10 @@ def reduce(op: str, x: ir.TensorBox, reduced: Sequence[int], size: Sequence[Any]
         template("reduction", f"reduction_{op}", rows_grid, OP=op),
         {"X": rows.node},
         [rows.rows],
-        LAUNCH,
         {**CONSTANTS, **rows.constants, "CORRECTION": constant(correction), "ACCUMULATOR": triton_type(wide)},
         (rows.rows, 1),
+        warps=WARPS,
+        stages=STAGES,
         dtype=dtype,
     )
     return ir.TensorBox(ir.View.create(out, size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch._inductor import ir
 from torch._inductor import lowering as inductor
 
-from bi_inductor.templates.common.triton_rows import CONSTANTS, LAUNCH, rows_grid
+from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS, rows_grid
 from bi_inductor.templates.triton_template import lower, rows_of, template
 
 
@@ -16,9 +16,10 @@ def softmax(log: bool, x: ir.TensorBox, dim: int) -> ir.TensorBox:
         template("softmax", "log_softmax" if log else "softmax", rows_grid, LOG=log),
         {"X": rows.node},
         [rows.rows, rows.n],
-        LAUNCH,
         {**CONSTANTS, **rows.constants},
         (rows.rows, 1),
+        warps=WARPS,
+        stages=STAGES,
         dtype=x.get_dtype(),
     )
     size = list(x.get_size())
