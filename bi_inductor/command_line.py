@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="what a compile does to a model: classes, rewrites, kernels, numerics")
     explain.add_argument("program", help=PROGRAM)
     _add_capture_options(explain)
+    explain.add_argument("--target", metavar="NAME", help="the kernels of a GPU: sm_80, sm_90, sm_100 or gfx942 (default the CPU's)")
     explain.add_argument("--stage", help="show what changed up to this stage instead: captured, round_low_precision, rewrite, inductor")
     explain.add_argument("--json", metavar="FILE", help="also write everything as JSON ('-': to the terminal, nothing else)")
     explain.add_argument("--html", metavar="FILE", help="also write everything as one HTML page")
@@ -183,14 +184,15 @@ def _load(name: str) -> Program:
     return load_program(name)
 
 
-def _explained(program: Program, arguments: argparse.Namespace, backend: str = "batch_invariant") -> Explanation:
+def _explained(program: Program, arguments: argparse.Namespace, backend: str = "batch_invariant", target: str | None = None) -> Explanation:
     import torch
 
     from bi_inductor.explain import explain
 
     args, kwargs = program.arguments
     with torch.set_grad_enabled(arguments.backward):
-        explanation = explain(program.model, *args, kwargs=kwargs, backend=backend, dynamic=True if arguments.dynamic else None)
+        dynamic = True if arguments.dynamic else None
+        explanation = explain(program.model, *args, target=target, kwargs=kwargs, backend=backend, dynamic=dynamic)
     return dataclasses.replace(explanation, function=program.name)
 
 
@@ -200,7 +202,7 @@ def _explain(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.find and not arguments.html:
         raise ValueError("--find shows its result on the HTML page: add --html FILE, or run bi-inductor find")
     program = _load(arguments.program)
-    explanation = _explained(program, arguments)
+    explanation = _explained(program, arguments, target=arguments.target)
     if arguments.html:
         found = _found(program, arguments.find) if arguments.find else None
         _write(arguments.html, render_explanation(explanation, found))

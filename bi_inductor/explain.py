@@ -31,7 +31,9 @@ def explain(
     Args:
         model: a module or function.
         inputs: its positional arguments.
-        target: None or "cpu".
+        target: None or "cpu"; or a GPU, "sm_80", "sm_90", "sm_100" or "gfx942", which need not be there: then kernels have their pinned
+            configuration on it, and calls without a Triton template are refused. Model and inputs stay on the CPU, where the graphs are
+            captured. (What Triton makes of the kernels, their registers and memory, says ``bi_inductor.targets.compile_program``.)
         kwargs: its keyword arguments.
         backend: "batch_invariant", or "inductor" to see the graphs of stock (without classes).
         dynamic, options: as torch.compile takes them.
@@ -49,16 +51,19 @@ def explain(
     """
     from bi_inductor.reports.capture import capture
     from bi_inductor.reports.explanation import Explanation
+    from bi_inductor.reports.triton_kernels import check_target, refused_on
 
-    if target not in (None, "cpu"):
-        raise ValueError(f"target: got {target!r}; allowed are None and 'cpu', the one target that has templates")
+    target = check_target(target)
+    if target != "cpu" and backend != "batch_invariant":
+        raise ValueError(f"target: got {target!r} with backend {backend!r}; only kernels of 'batch_invariant' are known for GPUs")
     if not callable(model):
         raise TypeError(f"model: got {type(model).__name__}; allowed are a module and a function")
     require_cpu(model, inputs, kwargs or {})
     with missing_device_named():
         captured = capture(model, inputs, kwargs, backend=backend, dynamic=dynamic, options=options)
     name = getattr(model, "__qualname__", type(model).__name__)
-    return Explanation(name, backend, str(torch.__version__), tuple(captured.graphs), tuple(captured.breaks))
+    graphs = captured.graphs if target == "cpu" else [refused_on(target, graph) for graph in captured.graphs]
+    return Explanation(name, backend, str(torch.__version__), tuple(graphs), tuple(captured.breaks), target)
 
 
 def require_cpu(model: Any, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -74,5 +79,6 @@ def require_cpu(model: Any, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     for name, tensor in tensors:
         if tensor.device.type != "cpu":
             raise ValueError(
-                f"{name} is on device {tensor.device}, and bi_inductor has templates for the CPU only; move model and inputs there: .cpu()"
+                f"{name} is on device {tensor.device}, and graphs are captured on the CPU; move model and inputs there: .cpu() (and name a "
+                "GPU by target=)"
             )

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 import bi_inductor.passes.rewrite  # noqa: F401  # registers the rules
 from bi_inductor.errors import FallbackWarning, OpaqueOpError, OpaqueOpWarning, RandomOpWarning, SampleMixingError, UnsupportedOpError
 from bi_inductor.options import Options
-from bi_inductor.passes.op_classes import OpClass, classify, op_name, why_unsupported
+from bi_inductor.passes.op_classes import ONE_SAMPLE, OpClass, classify, op_name, why_unsupported
 from bi_inductor.passes.op_tables.exact import COUNTS
 from bi_inductor.passes.op_tables.movement import OVERWRITES
 from bi_inductor.passes.op_tables.random import SEEDS
@@ -139,7 +139,8 @@ def require_supported(unsupported: list[Node], options: Options) -> None:
 def _with_reason(node: Node) -> str:
     """The node, and under it why the table calls its op unsupported, where it names it."""
     name = op_name(called_op(node))
-    return f"{describe(node)}\n    {why_unsupported(name)}" if any(name in members for members in UNSUPPORTED.values()) else describe(node)
+    named = name in ONE_SAMPLE or any(name in members for members in UNSUPPORTED.values())
+    return f"{describe(node)}\n    {why_unsupported(name)}" if named else describe(node)
 
 
 def refused_nodes(unsupported: Sequence[Node], options: Options) -> list[Node]:

@@ -66,6 +66,8 @@ def why_unsupported(name: str) -> str:
     for text, members in UNSUPPORTED.items():
         if name in members:
             return text
+    if name in ONE_SAMPLE:
+        return "torch's kernel runs on one sample at a time, and on the CPU only"
     return "the table of classes has no name like it"
 
 
@@ -78,6 +80,11 @@ def op_name(target: Any) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return str(target.name())
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+
+
+def on_cpu(values: list[Any]) -> bool:
+    """Whether all tensors among the values are there."""
+    return all(value.device.type == "cpu" for value in values if isinstance(value, torch.Tensor))
 
 
 def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
@@ -98,7 +105,7 @@ def classify(target: Any, values: list[Any], rewritten: bool) -> OpClass:
     if namespace == "bi_inductor":
         return OpClass.REWRITTEN
     if name in ONE_SAMPLE and rewritten:
-        return OpClass.ONE_SAMPLE
+        return OpClass.ONE_SAMPLE if on_cpu(values) else OpClass.UNSUPPORTED
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     if any(dtype.is_complex for dtype in dtypes):
         if name in MOVEMENT | CHOICES:

@@ -101,7 +101,12 @@ def constant(value: float) -> str:
 def strided(node: Any, size: Sequence[Any], stride: Sequence[Any]) -> ir.ReinterpretView:
     """The storage of a realized ``node``, from its first element on, with other sizes and strides."""
     layout = node.get_layout()
-    storage = node.data if isinstance(node, ir.ReinterpretView) else node if isinstance(node, ir.StorageBox) else ir.StorageBox(node)
+    storage = node
+    # A view of a view, as two unfolds make it, holds another one; its layout's offset counts from the storage all the same.
+    while isinstance(storage, (ir.BaseView, ir.TensorBox)):
+        storage = storage.data
+    if not isinstance(storage, ir.StorageBox):
+        storage = ir.StorageBox(storage)
     other = ir.FixedLayout(layout.device, layout.dtype, list(size), list(stride), layout.offset)
     return ir.ReinterpretView(data=storage, layout=other)
 

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bi_inductor.passes.layout import BATCH, Layout
-
 from ..leaves import BatchDim
 from ..settings import backend_name
 from .batch_of_one import OtherWay, other_way
 from .capture import Captured, Cut, capture
 from .chunks import ChunkedRun, chunk_digests, chunked_run, measure_chunk
 from .compiled import CompiledPair, Progress, differences, run_outputs
-from .execution import Digest, Step, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
+from .description import Description, module_of, name_of, ulp_of
+from .execution import Digest, digests, first_difference, in_step, layout_of, measure_outputs, producer_of
 from .reproduction import write_call, write_part
-from .result import FindResult, FoundNode, Measured, Operand, TableRow, VariantRow, effect_of
+from .result import FindResult, FoundNode, Measured, TableRow, VariantRow, effect_of
 from .variants import Samples, Setting, Variant, default_variants, resolve, shared_places
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _names(names: Sequence[str]) -> str:
 def _not_in_chunks(nodes: list[Node]) -> tuple[str, ...]:
     if not nodes:
         return ()
-    names = _names([_name(node) for node in nodes])
+    names = _names([name_of(node) for node in nodes])
     return (f"not compared in chunks, since they hold no positions or a chunk calls other ops there: {len(nodes)} values ({names})",)
 
 
@@ -160,7 +159,8 @@ class _Search:
         self.settings = settings
         self.options = options
         self.seed = seed
-        self.order = {node: index for index, node in enumerate(captured.nodes)}
+        self.description = Description(captured, settings)
+        self.order = self.description.order
         self.padded = len({setting.extent[1:] for setting in settings}) > 1
         self.way = way if isinstance(way, OtherWay) else None
         self.chunked = chunked
@@ -215,7 +215,7 @@ class _Search:
                 (found,) = self.digested([setting])
             pair = (references[setting.positions], in_reference[setting.positions])
             first, differing = first_difference(self.order, pair, (setting, found))
-            rows.append(self.variant_row(setting, None if first is None else _name(first), len(differing)))
+            rows.append(self.variant_row(setting, None if first is None else name_of(first), len(differing)))
             if first is not None:
                 candidates.append((self.order[first], len(setting.run.samples), setting, differing))
         compared = len(in_reference[None])
@@ -247,10 +247,15 @@ class _Search:
         first_step = next((step for step in steps if step.measured is not None), None)
         if first_step is None or first_step.measured is None:
             cause = "its bits differed in one run and not in the next: the op is not deterministic, so this is not due to the batch"
-            node = self.describe(self.captured.nodes[index], Measured(0, 0, 0, 0, 0.0, (), (None, None)), setting, (), cause)
+            node = self.description.node(self.captured.nodes[index], Measured(0, 0, 0, 0, 0.0, (), (None, None)), setting, (), cause)
             return self.result(rows, compared, node, setting.name)
-        node = self.describe(first_step.node, first_step.measured, setting, (), self.eager_cause(first_step), first_step.others)
-        table = tuple(self.row(step.node, step.measured, effect_of(step.operands, _ulp(step.measured), step.by_itself)) for step in steps)
+        node = self.description.node(
+            first_step.node, first_step.measured, setting, (), self.description.eager_cause(first_step), first_step.others
+        )
+        table = tuple(
+            self.description.row(step.node, step.measured, effect_of(step.operands, ulp_of(step.measured), step.by_itself))
+            for step in steps
+        )
 
         if call is None or call.node is not producer_of(first_step.node):
             return self.result(rows, compared, node, setting.name, table)
@@ -290,16 +295,16 @@ class _Search:
                     return self.parted_ways(rows, len(outputs), way, at_end, setting)
                 at_end = before
             parting = pair.find(at_end)
-        node = self.describe(parting.node, parting.measured, setting, parting.kernels, parting.cause)
+        node = self.description.node(parting.node, parting.measured, setting, parting.kernels, parting.cause)
         rows = [row if row.name != setting.name else dataclasses.replace(row, first=node.name) for row in rows]
         table: list[TableRow] = []
         distances: dict[Node, float] = {}
         for landmark, measured in parting.landmarks:
             # What a node does with the distance of its operands is known where they are in the table too.
             operands = max((distances.get(source, 0.0) for source in landmark.all_input_nodes), default=0.0)
-            effect = effect_of(operands, _ulp(measured), False) if operands else ""
-            table.append(self.row(landmark, measured, effect))
-            distances[landmark] = _ulp(measured) or 0.0
+            effect = effect_of(operands, ulp_of(measured), False) if operands else ""
+            table.append(self.description.row(landmark, measured, effect))
+            distances[landmark] = ulp_of(measured) or 0.0
 
         def reproduce(path: Path) -> None:
             with torch.random.fork_rng(devices=_gpus()):
@@ -317,12 +322,12 @@ class _Search:
 
         output, measured = min(differing.items(), key=lambda entry: self.order[entry[0]])
         node = way.node if way.node is not None and way.node.op == "call_function" else output
-        cause = f"a batch of one {way.difference}; the bits above are those of the output {_name(output)}"
-        found = self.describe(node, measured, setting, (), cause)
+        cause = f"a batch of one {way.difference}; the bits above are those of the output {name_of(output)}"
+        found = self.description.node(node, measured, setting, (), cause)
         if way.own is not None:
-            found = dataclasses.replace(found, line=source_line(way.own), module=_module(way.own))
-        rows = [row if row.name != setting.name else dataclasses.replace(row, first=_name(output)) for row in rows]
-        return self.result(rows, compared, found, setting.name, (self.row(output, measured, ""),))
+            found = dataclasses.replace(found, line=source_line(way.own), module=module_of(way.own))
+        rows = [row if row.name != setting.name else dataclasses.replace(row, first=name_of(output)) for row in rows]
+        return self.result(rows, compared, found, setting.name, (self.description.row(output, measured, ""),))
 
     def result(
         self,
@@ -353,120 +358,10 @@ class _Search:
         looked_at = self.captured.nodes if all(setting.eager for setting in self.settings) else self.captured.outputs
         nodes = [node for node in looked_at if node in self.captured.of_samples]
         tensors = [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
-        left_out = [_name(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
+        left_out = [name_of(node) for node in tensors if layout_of(self.captured, node, self.padded) is None]
         if not left_out:
             return ()
         return (f"not compared, since the samples cannot be told apart in them: {len(left_out)} values ({_names(left_out)})",)
-
-    def describe(
-        self,
-        node: Node,
-        measured: Measured,
-        setting: Setting,
-        kernels: tuple[str, ...],
-        cause: str,
-        others: Mapping[Node, str] | None = None,
-    ) -> FoundNode:
-        """The report on a node; ``others``: what its values are in ``setting``, where the sizes of the graph do not tell."""
-        others = others or {}
-        from ..passes.classify import source_line
-
-        call = producer_of(node)
-        return FoundNode(
-            name=_name(node),
-            position=1 + self.order[call],
-            nodes=len(self.order),
-            op=str(call.target),
-            module=_module(call),
-            line=source_line(call),
-            operands=tuple(self.operand(source, setting, others) for source in call.all_input_nodes if source.op != "get_attr"),
-            output=self.operand(node, setting, others),
-            kernels=kernels,
-            cause=cause,
-            **dataclasses.asdict(measured),
-        )
-
-    def eager_cause(self, step: Step) -> str:
-        """One sentence."""
-        if not step.repeatable:
-            return "the op gives other bits each time it is called: it is random or not deterministic, so this is not due to the batch"
-        by_meaning = "so no kernel can make it independent of the batch"
-        layouts = [self.captured.layouts[node] for node in (step.node, *producer_of(step.node).all_input_nodes)]
-        batches = [layout.batches if isinstance(layout, Layout) else 0 for layout in layouts]
-        if not batches[0] and any(batches[1:]):
-            return f"the op mixes samples by its meaning: its result has no batch dim, {by_meaning}"
-        if self.works_along_the_batch(producer_of(step.node)):
-            return f"the op mixes samples by its meaning: it works along the dim that holds them, {by_meaning}"
-        if step.moved:
-            names = ", ".join(_name(node) for node in step.moved)
-            if any(setting.positions is not None for setting in self.settings):
-                return f"{names} counts positions from the start of each chunk; give the positions as an input"
-            return f"{names} counts positions from the start of the padding, so a sample's positions move with it; make them from the mask"
-        if step.by_itself:
-            return "the op itself: on the same rows it gives other bits"
-        return "its operands have the same bits where they can be compared; samples cannot be told apart in the others"
-
-    def works_along_the_batch(self, call: Node) -> bool:
-        """Whether the op's ``dim``, as that of a sort or a running sum, holds the samples of its first operand."""
-        source = call.args[0] if call.args else None
-        layout = self.captured.layouts.get(source) if isinstance(source, torch.fx.Node) else None
-        if not isinstance(layout, Layout) or not isinstance(call.target, torch._ops.OpOverload):
-            return False
-        for index, argument in enumerate(call.target._schema.arguments):
-            if argument.name == "dim":
-                dim = call.args[index] if index < len(call.args) else call.kwargs.get("dim", argument.default_value)
-                return isinstance(dim, int) and -len(layout.dims) <= dim < len(layout.dims) and BATCH in layout.dims[dim]
-        return False
-
-    def row(self, node: Node, measured: Measured | None, effect: str) -> TableRow:
-        from ..passes.classify import source_line
-
-        call = producer_of(node)
-        count = measured.elements_different if measured else 0
-        is_output = node in self.captured.outputs
-        position = 1 + self.order[call]
-        return TableRow(_name(node), str(call.target), _module(call), source_line(call), _ulp(measured), count, effect, is_output, position)
-
-    def operand(self, node: Node, setting: Setting, others: Mapping[Node, str]) -> Operand:
-        """A value's dtype, shape and strides in the reference and in ``setting``."""
-        texts = []
-        for extent in (self.settings[0].extent, setting.extent):
-            value = node.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                shape, strides = (
-                    [self.captured.symbols.number(size, extent.batch, extent.length) for size in sizes]
-                    for sizes in (value.shape, value.stride())
-                )
-                texts.append(f"{str(value.dtype).removeprefix('torch.')}{shape} strides {tuple(strides)}")
-            elif isinstance(value, (tuple, list)):
-                texts.append(f"{len(value)} tensors")
-            else:
-                texts.append(str(self.captured.symbols.number(value, extent.batch, extent.length)))
-        return Operand(_name(node), texts[0], others.get(node, texts[1]))
-
-
-def _name(node: Node) -> str:
-    """The node's name; "split[1]" for one of several results."""
-    producer = producer_of(node)
-    return producer.name if producer is node else f"{producer.name}[{node.args[1]}]"
-
-
-def _module(node: Node) -> str:
-    """Path and class of the nearest module, "" for a function."""
-    stack = [entry for entry in node.meta.get("nn_module_stack", {}).values() if not str(entry[0]).startswith("_empty")]
-    if not stack:
-        return ""
-    kinds = [(kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2] for _, kind in stack]
-    path = str(stack[-1][0])
-    if kinds[0] in ("_Function", "_InChunks"):
-        # The capture wrapped the user's function or module.
-        path = path.removeprefix("function").removeprefix(".")
-        kinds[0] = ""
-    return f"{path} ({kinds[-1]})" if path else kinds[-1]
-
-
-def _ulp(measured: Measured | None) -> float | None:
-    return None if measured is None else measured.max_ulp
 
 
 def _gpus() -> list[int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bi_inductor.reports.capture import CapturedGraph, GraphBreak
 from bi_inductor.reports.numerics import NUMERICS, POINTWISE
 from bi_inductor.reports.records import GraphRecord, NodeRecord
+from bi_inductor.reports.triton_kernels import GPU_SECTION, TritonKernel, kernel_on
 
 if TYPE_CHECKING:
     from bi_inductor.find.result import FindResult
@@ -38,6 +39,7 @@ class KernelUse:
         section: of docs/numerics.md.
         numerics: the definition in a few words.
         source: the user's line.
+        configuration: on a GPU, the pinned sizes of its blocks, warps and pipeline stages; "" on the CPU, where nothing is to be chosen.
     """
 
     node: str
@@ -50,11 +52,23 @@ class KernelUse:
     section: int
     numerics: str
     source: str
+    configuration: str = ""
 
 
-def kernel_uses(record: GraphRecord) -> list[KernelUse]:
-    """The kernel calls of a graph, in order."""
-    return [_kernel_use(record, node) for node in record.nodes if node.op.startswith("bi_inductor.")]
+def kernel_uses(record: GraphRecord, target: str = "cpu") -> list[KernelUse]:
+    """The kernel calls of a graph, in order; those of a GPU without the calls that it refuses."""
+    calls = [node for node in record.nodes if node.op.startswith("bi_inductor.")]
+    uses = [_kernel_use(record, node) for node in calls]
+    if target == "cpu":
+        return uses
+    return [_on_gpu(use, found) for use, node in zip(uses, calls, strict=True) if (found := kernel_on(target, record, node)) is not None]
+
+
+def _on_gpu(use: KernelUse, found: TritonKernel) -> KernelUse:
+    """The use with what is another on a GPU."""
+    use = dataclasses.replace(use, symbol="", configuration=found.configuration)
+    # Where the definition is the CPU's, so are the lanes.
+    return dataclasses.replace(use, lanes="", section=GPU_SECTION, numerics=found.quote) if found.quote else use
 
 
 def _kernel_use(record: GraphRecord, node: NodeRecord) -> KernelUse:
@@ -85,7 +99,7 @@ def _symbol(kernel: str, dtype_name: str) -> str:
 
 
 def pins_in_force() -> dict[str, dict[str, Any]]:
-    """Every pinned setting of Inductor and AOTAutograd: its value and the variance that it stops."""
+    """Every pinned setting of Inductor and AOTAutograd, for CPUs and GPUs alike: its value and the variance that it stops."""
     from bi_inductor.pins import PINS
     from bi_inductor.pointwise import FUNCTORCH_PINS
 
@@ -103,6 +117,7 @@ class Explanation:
         torch_version: of the torch that captured it.
         graphs: every graph at every stage.
         breaks: where Dynamo ended a graph, and why.
+        target: "cpu", or the GPU whose kernels are meant.
     """
 
     function: str
@@ -110,6 +125,7 @@ class Explanation:
     torch_version: str
     graphs: tuple[CapturedGraph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+    target: str = "cpu"
 
     @property
     def refused(self) -> tuple[tuple[CapturedGraph, NodeRecord], ...]:
@@ -122,7 +138,7 @@ class Explanation:
 
     def kernels(self, graph: CapturedGraph) -> list[KernelUse]:
         """The kernel calls of one of the graphs."""
-        return kernel_uses(graph.stages[-1])
+        return kernel_uses(graph.stages[-1], self.target)
 
     @property
     def verdict(self) -> str:
@@ -165,7 +181,8 @@ class Explanation:
         return self.text()
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.function} with backend {self.backend!r}, torch {self.torch_version}"
+        on = "" if self.target == "cpu" else f" on {self.target}"
+        yield f"{self.function} with backend {self.backend!r}{on}, torch {self.torch_version}"
         yield self.verdict
         for graph_break in self.breaks:
             yield f"graph break: {graph_break.reason}" + (f" at {graph_break.source}" if graph_break.source else "")
@@ -201,7 +218,10 @@ class Explanation:
         for kernel in kernels:
             yield f"    {kernel.call}" + _at(kernel.source)
             if kernel.kernel:
-                yield f"      {kernel.kernel}: accumulates in {kernel.accumulates_in}, lanes: {kernel.lanes}"
+                lanes = f", lanes: {kernel.lanes}" if kernel.lanes else ""
+                yield f"      {kernel.kernel}: accumulates in {kernel.accumulates_in}{lanes}"
+                if kernel.configuration:
+                    yield f"      {kernel.configuration}"
                 yield f"      docs/numerics.md section {kernel.section}: {kernel.numerics}"
         yield "  nodes"
         final = graph.stages[-1]
@@ -224,6 +244,7 @@ class Explanation:
             "function": self.function,
             "backend": self.backend,
             "torch_version": self.torch_version,
+            "target": self.target,
             "verdict": self.verdict,
             "graphs": json.loads(json.dumps(graphs)),
             "breaks": [dataclasses.asdict(graph_break) for graph_break in self.breaks],
@@ -244,7 +265,7 @@ class Explanation:
             refused = tuple(NodeRecord(**{**node, "arguments": tuple(node["arguments"])}) for node in graph["refused"])
             graphs.append(CapturedGraph(graph["name"], stages, rewrites, refused))
         breaks = tuple(GraphBreak(**graph_break) for graph_break in data["breaks"])
-        return cls(data["function"], data["backend"], data["torch_version"], tuple(graphs), breaks)
+        return cls(data["function"], data["backend"], data["torch_version"], tuple(graphs), breaks, data.get("target", "cpu"))
 
     def html(self, path: str | PathLike[str], found: FindResult | None = None) -> None:
         """Writes the report as one HTML file that needs no network; ``found``, what `bi_inductor.find` found of the same model, is shown

@@ -42,9 +42,10 @@ def render_explanation(explanation: Explanation, found: FindResult | None = None
     stages = dict.fromkeys(record.stage for graph in explanation.graphs for record in graph.stages[1:])
     changes = [_changes(section) for stage in stages for section in explanation.graph_diff(stage).sections]
     ours = explanation.backend == "batch_invariant"
+    on = "" if explanation.target == "cpu" else f" on {explanation.target}"
     return _page(
         {
-            "title": f"{explanation.function}: {explanation.backend}, torch {explanation.torch_version}",
+            "title": f"{explanation.function}: {explanation.backend}{on}, torch {explanation.torch_version}",
             "verdict": explanation.verdict,
             "breaks": [f"{graph_break.reason} {graph_break.source}".strip() for graph_break in explanation.breaks],
             "graphs": graphs,

@@ -79,6 +79,34 @@ graph 0 inference: 8 nodes, 1 data movement, 1 rewritten, 1 elementwise, 1 unsup
   kernels""",  # noqa: E501
         )
 
+    def test_on_a_gpu(self):
+        def model(x):
+            return (x @ x.mT).softmax(-1).cumsum(-1)
+
+        text = without_lines(bi_inductor.explain(model, torch.zeros(2, 64, 64, dtype=torch.bfloat16), target="sm_90").text())
+        self.assertExpectedInline(
+            text.split("  nodes")[0].replace(torch.__version__, "VERSION"),
+            """\
+TestText.test_on_a_gpu.<locals>.model with backend 'batch_invariant' on sm_90, torch VERSION
+1 graph, a compile raises UnsupportedOpError for 1 op
+
+graph 0 inference: 8 nodes, 3 data movement, 3 rewritten
+  refused: bi_inductor.cumsum.default(bfloat16[2, 64, 64], -1) -> bfloat16[2, 64, 64]: bi_inductor.cumsum has no Triton template for this call, so it cannot run on sm_90
+  aten.bmm.default became bi_inductor.matmul.default
+  aten._softmax.default became bi_inductor.softmax.default
+  aten.cumsum.default became bi_inductor.cumsum.default
+  kernels
+    bi_inductor.matmul.default(bfloat16[2, 64, 64], bfloat16[2, 64, 64]) -> bfloat16[2, 64, 64]
+      matmul: accumulates in float32
+      BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, 4 warps, 4 stages
+      docs/numerics.md section 15: one chain over blocks of `BLOCK_K` products in ascending `k`
+    bi_inductor.softmax.default(bfloat16[2, 64, 64], -1) -> bfloat16[2, 64, 64]
+      softmax: accumulates in float32, lanes: denominator 128
+      UNROLL=4, BLOCK=256, 1 warp, 1 stage
+      docs/numerics.md section 6: `softmax[i] = round(fl(e[i] / s))`
+""",  # noqa: E501
+        )
+
 
 def test_json_keeps_everything_and_reads_back():
     explanation = explained(True)
@@ -93,6 +121,13 @@ def test_json_keeps_everything_and_reads_back():
     assert modules["bi_inductor.matmul.default"] == "layer"
     with pytest.raises(ValueError, match="no saved explanation"):
         Explanation.from_json({"format": "something else"})
+
+
+def test_a_gpus_kernels_read_back():
+    explanation = explained(target="gfx942")
+    assert explanation.target == "gfx942" and Explanation.from_json(json.loads(json.dumps(explanation.json()))) == explanation
+    product, _ = explanation.kernels(explanation.graphs[0])
+    assert (product.symbol, product.section) == ("", 15) and "BLOCK_N=64" in product.configuration
 
 
 def test_pins_are_all_named():
@@ -139,7 +174,8 @@ def test_no_graph_at_all():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"target": "sm_90"}, ValueError, "target: got 'sm_90'; allowed are None and 'cpu'"),
+        ({"target": "sm_70"}, ValueError, "target: got 'sm_70'; allowed are None, 'cpu' and the GPUs 'sm_80', 'sm_90', 'sm_100', 'gfx942'"),
+        ({"target": "sm_90", "backend": "inductor"}, ValueError, "target: got 'sm_90' with backend 'inductor'"),
         ({"backend": "eager"}, ValueError, "backend: got 'eager'"),
         ({"options": {"max_autotune": True}}, bi_inductor.OptionError, "would undo a pin"),
     ],

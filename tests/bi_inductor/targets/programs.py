@@ -1,6 +1,13 @@
 """Programs that are compiled for described GPUs: functions that return (model, inputs)."""
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.nn import functional as F
 
@@ -129,3 +136,36 @@ def sums():
         return x.sum(-1), x.mean(0), x.softmax(-1), x.log_softmax(-1), x.prod(-1), x.std(-1), F.group_norm(x[:, :, None], 4), x @ weight
 
     return model, (torch.empty(16, 256, device="meta"), torch.empty(256, 128, device="meta"))
+
+
+def one_sample():
+    """torch's kernel runs on one sample at a time on the CPU."""
+    return torch.linalg.inv, torch.randn(2, 4, 4)
+
+
+def views_of_views():
+    """Average pooling sums over a view of a view."""
+    return nn.AvgPool2d(2), torch.randn(2, 3, 8, 8)
+
+
+def operator(name: str) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    """One call of an operator of bi_inductor."""
+    from tests.bi_inductor.test_operators import calls
+
+    leaves, structure = pytree.tree_flatten(calls(name, torch.float32)[0])
+    is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+
+    def model(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        return getattr(torch.ops.bi_inductor, name)(
+            *pytree.tree_unflatten([next(given) if tensor else leaf for leaf, tensor in zip(leaves, is_tensor, strict=True)], structure)
+        )
+
+    return model, tuple(leaf for leaf, tensor in zip(leaves, is_tensor, strict=True) if tensor)
+
+
+def __getattr__(name: str) -> Callable[[], Any]:
+    """``operator_matmul`` and the like."""
+    if name.startswith("operator_"):
+        return functools.partial(operator, name.removeprefix("operator_"))
+    raise AttributeError(name)

@@ -9,10 +9,13 @@ import sys
 import pytest
 import torch
 
+import bi_inductor
 from bi_inductor import UnsupportedOpError, errors, targets
 from bi_inductor.command_line import main
+from bi_inductor.programs import load_program
 from bi_inductor.targets import TARGETS, TargetReport, compile_program
 from bi_inductor.targets.compile import compile_programs
+from tests.bi_inductor.test_operators import NAMES
 
 pytest.importorskip("triton")
 
@@ -21,9 +24,11 @@ pytestmark = pytest.mark.xdist_group("targets")
 MODULE = "tests.bi_inductor.targets.programs"
 BLOCKS = ["llama_block", "bert_block", "sums"]
 ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
+# torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
+OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
     "sm_80": ["pointwise", *BLOCKS],
-    "sm_90": ["pointwise", "largest", "two_layers", "unsupported", "fails", *BLOCKS, *ROWS],
+    "sm_90": ["pointwise", "largest", "two_layers", "unsupported", "one_sample", "views_of_views", "fails", *BLOCKS, *ROWS, *OPERATORS],
     "sm_100": ["pointwise", *BLOCKS],
     "gfx942": ["pointwise", "largest", *BLOCKS],
 }
@@ -108,6 +113,31 @@ def test_errors_are_those_of_a_compile():
     assert isinstance(compiled("sm_90")["unsupported"], UnsupportedOpError)
     assert "aten.igamma" in str(compiled("sm_90")["unsupported"])
     assert isinstance(compiled("sm_90")["fails"], RuntimeError) and "as planned" in str(compiled("sm_90")["fails"])
+
+
+def test_what_runs_on_the_cpu_only_is_refused():
+    error = compiled("sm_90")["one_sample"]
+    assert isinstance(error, UnsupportedOpError)
+    assert "aten.linalg_inv_ex" in str(error) and "torch's kernel runs on one sample at a time, and on the CPU only" in str(error)
+
+
+def test_a_sum_over_a_view_of_a_view():
+    report = compiled("sm_90")["views_of_views"]
+    assert [kernel.alternatives for kernel in report.kernels if "_tem_" in kernel.name] == [0] and report.others == ()
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, "one_sample"])
+@torch.no_grad()
+def test_explain_refuses_what_a_compile_refuses(name):
+    program = load_program(f"{MODULE}:{name}")
+    explanation = bi_inductor.explain(program.model, *program.arguments[0], target="sm_90")
+    found = compiled("sm_90")[name]
+    assert bool(explanation.refused) is isinstance(found, UnsupportedOpError)
+    if not explanation.refused:
+        (use,) = explanation.kernels(explanation.graphs[0])
+        # A kernel's own line holds sizes of the call beside what is pinned.
+        kernels = [kernel.configuration.replace(" 1 stages", " 1 stage").replace(" 1 warps", " 1 warp") for kernel in found.kernels]
+        assert not use.configuration or any(set(use.configuration.split(", ")) <= set(kernel.split(", ")) for kernel in kernels)
 
 
 def test_one_binary_for_every_batch():

@@ -1,0 +1,30 @@
+"""What explain says of kernels on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from bi_inductor.reports.triton_kernels import GPU_SECTION, TritonKernel, triton_kernel
+from bi_inductor.templates import gpu
+from tests.bi_inductor.reports.test_numerics import SECTIONS, plain
+
+
+def matmul(dtype: str, columns: str, target: str = "sm_90") -> TritonKernel | None:
+    return triton_kernel("matmul", [f"{dtype}[s0, 512]", f"{dtype}[512, {columns}]"], f"{dtype}[s0, {columns}]", target)
+
+
+@pytest.mark.parametrize("target", gpu.TARGETS)
+def test_quotes_stand_in_the_section_on_gpus(target: str) -> None:
+    attended = triton_kernel("attention", ["float32[2, 4, s0, 80]"] * 3, "float32[2, 4, s0, 80]", target)
+    for kernel in (attended, matmul("float32", "64", target), matmul("float16", "64", target)):
+        assert kernel is not None and kernel.quote and plain(kernel.quote) in plain(SECTIONS[GPU_SECTION])
+
+
+def test_the_tile_follows_columns_that_are_known() -> None:
+    narrow, wide, unknown = (matmul("bfloat16", columns) for columns in ("2048", "2049", "2*s1"))
+    assert narrow != wide and wide == unknown
+
+
+def test_what_has_no_triton_template() -> None:
+    assert triton_kernel("cumsum", ["float32[4]"], "float32[4]", "sm_90") is None
+    assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None
