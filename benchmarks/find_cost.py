@@ -1,14 +1,19 @@
 """`python -m benchmarks.find_cost`: what `bi_inductor.find` takes after its capture, against one eager run of the whole batch.
 
-The two take turns (benchmarks/timing.py says why); a find that stops at nothing runs the model four times and digests each value.
+Of time: the two take turns (benchmarks/timing.py says why); a find that finds nothing runs the model four times and digests each value.
+Of memory: the peak beyond what is there before, of each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -78,23 +83,79 @@ def seconds_of_eager(model: nn.Module, inputs: torch.Tensor) -> float:
         return time.perf_counter() - began
 
 
+def peak(model: nn.Module, inputs: torch.Tensor, *, finding: bool) -> int:
+    """Bytes beyond the resident ones. Linux alone resets the mark."""
+    with torch.no_grad():
+        # What the first run of anything leaves: buffers of libraries, modules.
+        model(inputs[:2])
+    before = 0
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal before
+        if what != "capture" and not before:
+            before = reset_peak()
+
+    if finding:
+        bi_inductor.find(model, inputs, progress=progress)
+    else:
+        before = reset_peak()
+        with torch.no_grad():
+            model(inputs)
+    return resident("VmHWM") - before
+
+
+def reset_peak() -> int:
+    """Sets the mark of the highest resident memory to the current one, and returns that."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def resident(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model in eval mode and its inputs."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    return model.eval(), inputs
+
+
+def peaks(name: str) -> dict[str, int]:
+    """The peak of find and of eager."""
+    found = {}
+    for way in ("find", "eager"):
+        command = [sys.executable, "-m", "benchmarks.find_cost", "--peak", name, way]
+        found[way] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--peak", nargs=2, metavar=("MODEL", "WAY"), help="print the peak of find or eager in this process only")
+    given = parser.parse_args()
+    if given.peak:
+        name, way = given.peak
+        print(peak(*made(name), finding=way == "find"))
+        return
     print(headline())
-    for name, make in MODELS.items():
-        torch.manual_seed(0)
-        model, inputs = make()
-        model = model.eval()
+    for name in MODELS:
+        model, inputs = made(name)
         seconds_of_find(model, inputs)
         ratios = []
-        for _ in range(rounds):
+        for _ in range(given.rounds):
             before = seconds_of_eager(model, inputs)
             took, found = seconds_of_find(model, inputs)
             ratios.append(took / statistics.fmean((before, seconds_of_eager(model, inputs))))
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        print(f"{name:30} {middle:5.2f}  quartiles {low:.2f} to {high:.2f}  {'found' if found else 'nothing found'}")
+        memory = peaks(name)
+        of_memory = memory["find"] / memory["eager"]
+        result = "found" if found else "nothing found"
+        print(f"{name:30} time {middle:5.2f}, quartiles {low:.2f} to {high:.2f}; memory {of_memory:.2f}; {result}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from bi_inductor.passes.layout import BATCH, SEQUENCE, Layout
 from ..settings import thread_count
 from ..ulp import bits_differ
 from .capture import Captured, Cut, capture
-from .digest import row_digests
+from .digest import Store, row_digests
 from .execution import Call, Digest, Execution, Step, described, is_seen, layout_of, measure_rows, producer_of, steps
 from .result import Measured
 from .variants import Samples, Setting, shared_places
@@ -128,6 +128,7 @@ def chunk_digests(
     """Runs all chunks; for each call the digests of the values that it has in common with the whole, under the whole's nodes."""
     found: dict[int | None, dict[Node, Digest]] = {setting.call: {} for setting in settings}
     by_call = {setting.call: setting for setting in settings}
+    store = Store()
     with torch.no_grad(), thread_count(settings[-1].threads):
         execution = Execution(run.captured, samples, settings[-1])
         for own in steps(run.captured):
@@ -138,7 +139,7 @@ def chunk_digests(
             if node is not None and layout is not None and isinstance(value, torch.Tensor) and not is_seen(own, value, execution):
                 rows = chunk_rows(layout, value, by_call[call])
                 if rows is not None:
-                    found[call][node] = row_digests(rows), tuple(rows.shape[1:]), rows.dtype
+                    found[call][node] = store.keep(row_digests(rows)), tuple(rows.shape[1:]), rows.dtype
             del value
             execution.release(own)
     return found

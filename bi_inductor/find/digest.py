@@ -6,6 +6,7 @@ one value, as in ``ulp.bits_differ``.
 
 from __future__ import annotations
 
+import array
 import ctypes
 from collections.abc import Collection
 
@@ -17,7 +18,32 @@ COPIED = 1 << 20
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> torch.Tensor:
+# Digests of one block of the store.
+BLOCK = 1 << 17
+
+
+class Store:
+    """Keeps digests in few large blocks.
+
+    Small ones, one for each value of a run, would lie in the gaps that the values before left in the heap, so that the next value
+    would not fit there: the memory of a run would grow by a value for each op.
+    """
+
+    def __init__(self) -> None:
+        self._block = memoryview(array.array("Q"))
+        self._used = 0
+
+    def keep(self, digests: list[int]) -> memoryview:
+        """The digests as a sequence of numbers."""
+        if self._used + len(digests) > len(self._block):
+            self._block, self._used = memoryview(array.array("Q", bytes(8 * max(BLOCK, len(digests))))), 0
+        kept = self._block[self._used : self._used + len(digests)]
+        kept[:] = memoryview(array.array("Q", digests))
+        self._used += len(digests)
+        return kept
+
+
+def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> list[int]:
     """Digests of the rows of a tensor.
 
     Args:
@@ -25,8 +51,8 @@ def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> to
         wanted: the rows that are compared with others, by default all.
 
     Returns:
-        int64 [rows], on the CPU; equal for rows with equal bits (any NaN is equal to any other), and for others with a chance of
-        about 2**-64. 0 for a row that is not wanted.
+        A number below 2**64 for each row; equal for rows with equal bits (any NaN is equal to any other), and for others with a chance
+        of about 2**-64. 0 for a row that is not wanted.
     """
     rows = rows.detach()
     if rows.is_complex():
@@ -34,7 +60,7 @@ def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> to
     rows = rows.resolve_neg()
     count = rows.shape[0]
     if not rows.numel():
-        return torch.zeros(count, dtype=torch.int64)
+        return [0] * count
     has_nan = False
     if rows.is_floating_point():
         wide = rows.float() if rows.element_size() == 1 else rows
@@ -51,7 +77,7 @@ def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> to
             found += _digests(part, [wanted is None or row in wanted for row in numbers])
         else:
             found += [0] * len(numbers)
-    return torch.tensor(found, dtype=torch.uint64).view(torch.int64)
+    return found
 
 
 def _digests(rows: torch.Tensor, wanted: list[bool]) -> list[int]:

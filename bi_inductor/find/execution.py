@@ -18,7 +18,7 @@ from bi_inductor.passes.layout import Layout
 from ..settings import thread_count
 from ..ulp import bits_differ, ulp_distance
 from .capture import Captured
-from .digest import row_digests
+from .digest import Store, row_digests
 from .nodes import written_arguments
 from .result import Measured
 from .variants import Samples, Setting, shared_places
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .batch_of_one import OtherWay
 
 # A value's digests, its shape without the samples, its dtype.
-Digest = tuple[torch.Tensor, tuple[int, ...], torch.dtype]
+Digest = tuple[Sequence[int], tuple[int, ...], torch.dtype]
 
 
 class Execution:
@@ -93,6 +93,7 @@ def digests(
         wanted: the places of the batch that are compared, by default all.
     """
     found: list[dict[Node, Digest]] = [{} for _ in settings]
+    store = Store()
     runs = captured if way is None else way.single
     with torch.no_grad(), thread_count(settings[0].threads):
         execution = Execution(runs, samples, settings[0])
@@ -102,19 +103,19 @@ def digests(
             layout = None if node is None else layout_of(captured, node, padded)
             if node is not None and layout is not None and isinstance(value, torch.Tensor) and not is_seen(own, value, execution):
                 for setting, results in zip(settings, found, strict=True):
-                    results[node] = _digest(layout, value, setting, wanted)
+                    results[node] = _digest(layout, value, setting, wanted, store)
             # Before the next op makes its result.
             del value
             execution.release(own)
     return found
 
 
-def _digest(layout: Layout, value: torch.Tensor, setting: Setting, wanted: Collection[int] | None) -> Digest:
+def _digest(layout: Layout, value: torch.Tensor, setting: Setting, wanted: Collection[int] | None, store: Store) -> Digest:
     if value.dim() != len(layout.dims):
         # Without its batch dim a value is another one whatever its bits: no row has a negative size.
-        return torch.zeros(1), (-1,), value.dtype
+        return [0], (-1,), value.dtype
     rows = layout.rows(value, setting.extent)
-    return row_digests(rows, wanted if layout.batches else None), tuple(rows.shape[1:]), rows.dtype
+    return store.keep(row_digests(rows, wanted if layout.batches else None)), tuple(rows.shape[1:]), rows.dtype
 
 
 def is_seen(node: Node, value: torch.Tensor, execution: Execution) -> bool:
@@ -139,7 +140,7 @@ def first_difference(
             # Another shape of a value without samples is no difference of bits: it follows the padding.
             if _has_samples(left, right, reference[0], other[0]) or reference[0].extent[1:] == other[0].extent[1:]:
                 differing.add(node)
-        elif not torch.equal(left[0][rows], right[0][other_rows]):
+        elif any(left[0][row] != right[0][other_row] for row, other_row in zip(rows, other_rows, strict=True)):
             differing.add(node)
     return min(differing, key=order.__getitem__, default=None), differing
 
@@ -298,7 +299,7 @@ def in_step(
                         with thread_count(reference.threads):
                             again = _item(node, _call(producer, mine))
                         pair = [row_digests(layout.rows(result, reference.extent)) for result in (value, again)]
-                        step.repeatable = torch.equal(*pair)
+                        step.repeatable = pair[0] == pair[1]
                         del again
                     del mine, others, result
                 found.append(step)

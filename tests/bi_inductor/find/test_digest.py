@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 import torch
 
-from bi_inductor.find.digest import COPIED, row_digests
+from bi_inductor.find import digest
+from bi_inductor.find.digest import BLOCK, COPIED, Store
 from bi_inductor.ulp import bits_differ
 from tests.templates.rows import randn
+
+
+def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> torch.Tensor:
+    """int64 [rows]: the digests' bits."""
+    return torch.tensor(digest.row_digests(rows, wanted), dtype=torch.uint64).view(torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +67,11 @@ def test_a_nan_in_another_row_changes_no_digest(width: int) -> None:
     digests = row_digests(x)
     x[1, -1] = float("nan")
     assert torch.equal(row_digests(x) == digests, torch.tensor([True, False, True]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_what_is_kept_stays(count: int) -> None:
+    store = Store()
+    given = [[number + 2**63 for number in range(size)] for size in (2, count, 3)]
+    kept = [store.keep(digests) for digests in given]
+    assert [list(digests) for digests in kept] == given
