@@ -87,7 +87,9 @@ def test_two_backends() -> None:
 def test_stock_inductor(tmp_path: Path) -> None:
     """A layer norm that stock Inductor splits over threads when there is one row (it needs two threads)."""
     model = Layers(nn.LayerNorm(4096), 1, 2)
-    result = find(model, randn(8, 4096), backend="inductor", variants=ALONE, threads=2)
+    # Whether the two orders round alike depends on the numbers and on the CPU; that they do for each of four samples is unlikely.
+    variants = [ALONE[0], *(Variant(samples=(sample,)) for sample in range(4))]
+    result = find(model, randn(8, 4096), backend="inductor", variants=variants, threads=2)
     assert result.node is not None
     assert result.node.op == "aten.layer_norm.default"
     assert result.node.module == "layers.1 (LayerNorm)"
