@@ -223,7 +223,8 @@ struct LaneTile {
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-      const Vec<A> factor = Vec<A>::fill(left[r * left_stride]);
+      Vec<A> factor;
+      fill_register(left[r * left_stride], factor);
 #pragma GCC unroll 8
       for (int c = 0; c < vectors; c++) {
         // A product is fma(a, b, +0) but for the sign of a zero, which the last step of a lane sum removes.

@@ -21,6 +21,36 @@ BI_INLINE void hold_in_register(Vec<double>& value) {
   asm("" : "+x"(value.lo), "+x"(value.hi));
 }
 #endif
+template <class A>
+BI_INLINE void hold_in_register(Sixteen<A>& value) {
+  hold_in_register(value.low);
+  hold_in_register(value.high);
+}
+
+// `value` in every lane of `lanes`, loaded once.
+template <class A>
+BI_INLINE void fill_register(A value, Vec<A>& lanes) {
+  lanes = Vec<A>::fill(value);
+  hold_in_register(lanes);
+}
+template <class A>
+BI_INLINE void fill_register(A value, Sixteen<A>& lanes) {
+  Vec<A> half;
+  fill_register(value, half);
+  lanes = {half, half};
+}
+
+#if BI_AVX512
+template <>
+BI_INLINE void hold_in_register(Sixteen<float>& value) {
+  asm("" : "+v"(value.v));
+}
+// The one instruction that uses it may load it.
+template <>
+BI_INLINE void fill_register(float value, Sixteen<float>& lanes) {
+  lanes = Sixteen<float>::fill(value);
+}
+#endif
 
 // In place: row i, column j becomes row j, column i.
 template <class A>

@@ -1,7 +1,8 @@
 // Eight virtual lanes of float or double, the same bits on every instruction set.
 //
 // Numerics: every operation is one IEEE operation per lane, rounded to nearest-even; fma has one rounding; nothing is contracted or
-// reassociated (build with -ffp-contract=off -fsigned-zeros). AVX2 machines use intrinsics, all others plain loops over the lanes.
+// reassociated (build with -ffp-contract=off -fsigned-zeros). AVX2 machines use intrinsics, all others plain loops over the lanes; sixteen
+// lanes of floats are one register where there is AVX512.
 // docs/numerics.md sections 1, 2 and 5 define what the sums and exp below compute.
 #pragma once
 
@@ -16,6 +17,11 @@
 #define BI_AVX2 1
 #else
 #define BI_AVX2 0
+#endif
+#if BI_AVX2 && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define BI_AVX512 1
+#else
+#define BI_AVX512 0
 #endif
 
 #define BI_INLINE inline __attribute__((always_inline))
@@ -311,6 +317,72 @@ struct Vec {
   BI_INLINE A first() const { return v[0]; }
 };
 
+#endif
+
+// Sixteen lanes, as two vectors of eight or as one register.
+template <class A>
+struct Sixteen {
+  static constexpr int size = 16;
+  Vec<A> low, high;
+  static BI_INLINE Sixteen zero() { return {Vec<A>::zero(), Vec<A>::zero()}; }
+  static BI_INLINE Sixteen fill(A value) { return {Vec<A>::fill(value), Vec<A>::fill(value)}; }
+  template <class T>
+  static BI_INLINE Sixteen load(const T* p) {
+    return {Vec<A>::load(p), Vec<A>::load(p + 8)};
+  }
+  // The first `count` (1..15) lanes from memory, +0 in the rest; never reads past `count`.
+  template <class T>
+  static BI_INLINE Sixteen load(const T* p, int64_t count) {
+    return {count >= 8 ? Vec<A>::load(p) : Vec<A>::load(p, count), count > 8 ? Vec<A>::load(p + 8, count - 8) : Vec<A>::zero()};
+  }
+  BI_INLINE void store(A* p) const {
+    low.store(p);
+    high.store(p + 8);
+  }
+  BI_INLINE void store(A* p, int64_t count) const {
+    if (count < 8) return low.store(p, count);
+    low.store(p);
+    if (count > 8) high.store(p + 8, count - 8);
+  }
+  friend BI_INLINE Sixteen operator+(Sixteen a, Sixteen b) { return {a.low + b.low, a.high + b.high}; }
+  friend BI_INLINE Sixteen fma(Sixteen a, Sixteen b, Sixteen c) { return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)}; }
+};
+
+#if BI_AVX512
+template <>
+struct Sixteen<float> {
+  static constexpr int size = 16;
+  __m512 v;
+  static BI_INLINE Sixteen zero() { return {_mm512_setzero_ps()}; }
+  static BI_INLINE Sixteen fill(float value) { return {_mm512_set1_ps(value)}; }
+  static BI_INLINE Sixteen load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static BI_INLINE Sixteen load(const BFloat16* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+  }
+  static BI_INLINE Sixteen load(const Half* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  static BI_INLINE Sixteen load(const float* p, int64_t count) { return {_mm512_maskz_loadu_ps(first(count), p)}; }
+  static BI_INLINE Sixteen load(const BFloat16* p, int64_t count) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(count), p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+  }
+  static BI_INLINE Sixteen load(const Half* p, int64_t count) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), p))};
+  }
+  BI_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
+  BI_INLINE void store(float* p, int64_t count) const { _mm512_mask_storeu_ps(p, first(count), v); }
+  // The first fold by halves: lane j + 8 added to lane j.
+  BI_INLINE Vec<float> fold() const {
+    return Vec<float>{_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1))};
+  }
+  friend BI_INLINE Sixteen operator+(Sixteen a, Sixteen b) { return {_mm512_add_ps(a.v, b.v)}; }
+  friend BI_INLINE Sixteen fma(Sixteen a, Sixteen b, Sixteen c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+ private:
+  static BI_INLINE __mmask16 first(int64_t count) { return __mmask16((1u << count) - 1); }
+};
 #endif
 
 // Fold by halves (docs/numerics.md section 2, steps 2 and 3) of 8 * count lanes held as `count` (a power of two) vectors.

@@ -19,8 +19,9 @@ enum class MatmulSchedule {
 };
 
 inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a_col, int64_t b_row, int64_t b_col) {
-  // Few rows have to stay in L1 or L2 while B streams past them.
-  const bool few_rows = m <= 8 || (m <= 32 && m * k <= 49152), short_k = k <= (a_col == 1 ? 256 : 192);
+  // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often.
+  const bool few_rows = m <= 8 || (m <= (BI_AVX512 ? 64 : 32) && m * k <= 49152) || (BI_AVX512 && m <= 32 && m * k <= 131072);
+  const bool short_k = k <= (a_col == 1 ? 256 : 192);
   if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::few_rows;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;
   if (m <= 16 && b_col == 1 && (!short_k || (m <= 8 && n > 128))) return MatmulSchedule::strips;

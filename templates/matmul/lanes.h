@@ -5,13 +5,33 @@
 // the time goes into reading B. `lanes_tile` wants B contiguous along K, `strip_pass` wants it contiguous along N.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/registers.h"
 #include "../common/vector.h"
 
 namespace bi {
 
 inline constexpr int matmul_lanes = 16;
-inline constexpr int lane_vectors = matmul_lanes / 8;
+// Rows and columns of the widest tile whose accumulators and operands the registers hold: a sum of sixteen lanes takes one register of
+// AVX512, two of AVX2, and twice as many as doubles.
+template <class A>
+inline constexpr int lanes_rows = sizeof(A) == 8 ? 1 : BI_AVX512 ? 4 : 2;
+template <class A>
+inline constexpr int lanes_columns = sizeof(A) == 4 && BI_AVX512 ? 6 : 3;
+// What a tile multiplies at a time: all lanes where they are one register, else half of them, so that operands take few registers.
+template <class A>
+using LanePart = std::conditional_t<sizeof(A) == 4 && BI_AVX512, Sixteen<A>, Vec<A>>;
+
+// The first fold by halves, of the parts of one sum.
+template <class A>
+BI_INLINE Vec<A> fold_parts(const Vec<A>* parts) {
+  return parts[0] + parts[1];
+}
+template <class A>
+BI_INLINE Vec<A> fold_parts(const Sixteen<A>* parts) {
+  return parts[0].fold();
+}
 
 // Folds eight 8-lane sums at once: element i of the result is the sum of sums[i] (steps 2 and 3 of docs/numerics.md section 2).
 template <class A>
@@ -39,83 +59,89 @@ BI_INLINE Vec<float> fold_eight(const Vec<float>* sums) {
 }
 #endif
 
-// sums[i * sums_row + j] = lane sum of a[i * a_row + k] * b[j * b_column + k], for `rows` <= 2 rows and `columns` <= 4 columns.
-// `a` holds the accumulation type, padded with zeros to a multiple of 16 along K; `b` is never read past `k`. `prefetch` asks for the
-// columns that follow these.
+// sums[i * sums_row + j] = lane sum of a[i * a_row + k] * b[j * b_column + k]. `a` holds the accumulation type, padded with zeros to a
+// multiple of 16 along K; `b` is never read past `k`. `prefetch` asks for the columns that follow these.
 template <int rows, int columns, bool prefetch, class T, class A>
 BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row) {
-  Vec<A> accumulator[rows][columns][lane_vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows * columns * lane_vectors; i++) (&accumulator[0][0][0])[i] = Vec<A>::zero();
+  using Part = LanePart<A>;
+  constexpr int size = Part::size, parts = matmul_lanes / size;
+  Part accumulator[rows * columns][parts];
+#pragma GCC unroll 24
+  for (int i = 0; i < rows * columns * parts; i++) (&accumulator[0][0])[i] = Part::zero();
   const int64_t full = k / matmul_lanes * matmul_lanes;
   for (int64_t p = 0; p < full; p += matmul_lanes) {
     if (prefetch) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int j = 0; j < columns; j++) __builtin_prefetch(b + (j + columns) * b_column + p, 0, 2);
     }
 #pragma GCC unroll 2
-    for (int v = 0; v < lane_vectors; v++) {
-      Vec<A> weight[columns];
-#pragma GCC unroll 4
+    for (int v = 0; v < parts; v++) {
+      Part weight[columns];
+#pragma GCC unroll 6
       for (int j = 0; j < columns; j++) {
-        weight[j] = Vec<A>::load(b + j * b_column + p + 8 * v);
+        weight[j] = Part::load(b + j * b_column + p + size * v);
         if (rows > 1) hold_in_register(weight[j]);
       }
-#pragma GCC unroll 2
-      for (int i = 0; i < rows; i++) {
-        Vec<A> x = Vec<A>::load(a + i * a_row + p + 8 * v);
-        hold_in_register(x);
 #pragma GCC unroll 4
-        for (int j = 0; j < columns; j++) accumulator[i][j][v] = fma(x, weight[j], accumulator[i][j][v]);
+      for (int i = 0; i < rows; i++) {
+        Part x = Part::load(a + i * a_row + p + size * v);
+        hold_in_register(x);
+#pragma GCC unroll 6
+        for (int j = 0; j < columns; j++) accumulator[i * columns + j][v] = fma(x, weight[j], accumulator[i * columns + j][v]);
       }
     }
   }
   if (full < k) {
 #pragma GCC unroll 2
-    for (int v = 0; v < lane_vectors; v++) {
-      const int64_t left = k - full - 8 * v;
+    for (int v = 0; v < parts; v++) {
+      const int64_t left = k - full - size * v;
       if (left <= 0) break;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int j = 0; j < columns; j++) {
-        const Vec<A> weight = Vec<A>::load(b + j * b_column + full + 8 * v, left < 8 ? left : 8);
-#pragma GCC unroll 2
+        const Part weight = Part::load(b + j * b_column + full + size * v, left < size ? left : size);
+#pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
-          const Vec<A> x = Vec<A>::load(a + i * a_row + full + 8 * v);
-          accumulator[i][j][v] = fma(x, weight, accumulator[i][j][v]);
+          const Part x = Part::load(a + i * a_row + full + size * v);
+          accumulator[i * columns + j][v] = fma(x, weight, accumulator[i * columns + j][v]);
         }
       }
     }
   }
-  Vec<A> halves[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) halves[i] = Vec<A>::zero();
-#pragma GCC unroll 2
-  for (int i = 0; i < rows; i++)
+  constexpr int count = rows * columns, folded_count = (count + 7) / 8 * 8;
+  Vec<A> halves[folded_count];
+#pragma GCC unroll 24
+  for (int i = 0; i < folded_count; i++) halves[i] = i < count ? fold_parts(accumulator[i]) : Vec<A>::zero();
+  A folded[folded_count];
+#pragma GCC unroll 3
+  for (int i = 0; i < folded_count; i += 8) fold_eight(halves + i).store(folded + i);
 #pragma GCC unroll 4
-    for (int j = 0; j < columns; j++) halves[4 * i + j] = accumulator[i][j][0] + accumulator[i][j][1];
-  A folded[8];
-  fold_eight(halves).store(folded);
-#pragma GCC unroll 2
   for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[4 * i + j];
+#pragma GCC unroll 6
+    for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[columns * i + j];
 }
 
-// The widest tile that keeps its accumulators in 16 vector registers; doubles take two registers a vector.
-template <class T, class A>
-inline void lanes_columns(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k,
-                          A* sums, int64_t sums_row) {
-  constexpr int tile_rows = sizeof(A) == 4 ? 2 : 1;
+// The rows against `columns` columns, which the first tile asks the next ones for.
+template <int columns, class T, class A>
+inline void lanes_of_columns(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row) {
+  constexpr int tile = lanes_rows<A>;
   int64_t i = 0;
-  if (columns == 3) {
-    if (rows >= tile_rows) lanes_tile<tile_rows, 3, true>(a, a_row, b, b_column, k, sums, sums_row), i = tile_rows;
-    for (; i + tile_rows <= rows; i += tile_rows)
-      lanes_tile<tile_rows, 3, false>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
-    if (i < rows) lanes_tile<1, 3, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
-    return;
+  if (rows >= tile) lanes_tile<tile, columns, true>(a, a_row, b, b_column, k, sums, sums_row), i = tile;
+  for (; i + tile <= rows; i += tile)
+    lanes_tile<tile, columns, false>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+  if constexpr (tile > 2) {
+    for (; i + 2 <= rows; i += 2) lanes_tile<2, columns, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
   }
+  if constexpr (tile > 1) {
+    if (i < rows) lanes_tile<1, columns, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+  }
+}
+
+template <class T, class A>
+inline void multiply_lanes_group(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k, A* sums,
+                                 int64_t sums_row) {
+  if (columns == lanes_columns<A>) return lanes_of_columns<lanes_columns<A>>(rows, a, a_row, b, b_column, k, sums, sums_row);
   for (int64_t j = 0; j < columns; j++)
-    for (i = 0; i < rows; i++)
+    for (int64_t i = 0; i < rows; i++)
       lanes_tile<1, 1, false>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row);
 }
 
@@ -128,23 +154,20 @@ BI_INLINE void strip_pass(const A* a, int64_t a_row, const T* b, int64_t b_row, 
     A* lane = lanes + l * lanes_lane;
     int64_t n = 0;
     for (; n + 16 <= columns; n += 16) {
-      Vec<A> accumulator[rows][2];
+      Sixteen<A> accumulator[rows];
 #pragma GCC unroll 4
-      for (int i = 0; i < rows; i++)
-        for (int v = 0; v < 2; v++) accumulator[i][v] = Vec<A>::load(lane + i * lanes_row + n + 8 * v);
+      for (int i = 0; i < rows; i++) accumulator[i] = Sixteen<A>::load(lane + i * lanes_row + n);
       for (int64_t p = l; p < k; p += matmul_lanes) {
-        Vec<A> w0 = Vec<A>::load(b + p * b_row + n), w1 = Vec<A>::load(b + p * b_row + n + 8);
-        if (rows > 1) hold_in_register(w0), hold_in_register(w1);
+        Sixteen<A> weight = Sixteen<A>::load(b + p * b_row + n), x;
+        if (rows > 1) hold_in_register(weight);
 #pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
-          const Vec<A> x = Vec<A>::fill(a[i * a_row + p]);
-          accumulator[i][0] = fma(x, w0, accumulator[i][0]);
-          accumulator[i][1] = fma(x, w1, accumulator[i][1]);
+          fill_register(a[i * a_row + p], x);
+          accumulator[i] = fma(x, weight, accumulator[i]);
         }
       }
 #pragma GCC unroll 4
-      for (int i = 0; i < rows; i++)
-        for (int v = 0; v < 2; v++) accumulator[i][v].store(lane + i * lanes_row + n + 8 * v);
+      for (int i = 0; i < rows; i++) accumulator[i].store(lane + i * lanes_row + n);
     }
     for (; n < columns; n += 8) {
       const int64_t count = columns - n < 8 ? columns - n : 8;

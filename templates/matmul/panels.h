@@ -5,6 +5,8 @@
 // which the passes read them, [lane][step][row or column], step = k / 16, in the accumulation type, padded with zeros along K.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/vector.h"
 #include "lanes.h"
 
@@ -14,6 +16,9 @@ inline constexpr int panel_rows = 6;
 // Doubles take two registers a vector: 6 x 8 of them need as many accumulators as 6 x 16 floats.
 template <class A>
 inline constexpr int panel_columns = sizeof(A) == 4 ? 16 : 8;
+// One row of a tile.
+template <class A>
+using PanelRow = std::conditional_t<panel_columns<A> == 16, Sixteen<A>, Vec<A>>;
 
 inline int64_t lane_steps(int64_t k) { return (k + matmul_lanes - 1) / matmul_lanes; }
 // Elements from one lane of a panel to the next: an odd number of cache lines, since a power of two would put the sixteen lanes into one
@@ -74,62 +79,55 @@ struct DepthBlock {
   bool first, last;
 };
 
+// One step of a chain for a tile: a[i * a_row] times a row of B, for each row i.
+template <int rows, class A>
+BI_INLINE void add_products(const A* a, int64_t a_row, const A* b, PanelRow<A>* accumulator) {
+  PanelRow<A> weight = PanelRow<A>::load(b), x;
+  hold_in_register(weight);
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; i++) {
+    fill_register(a[i * a_row], x);
+    accumulator[i] = fma(x, weight, accumulator[i]);
+  }
+}
+
+// A finished row of a tile, of which `columns` are wanted.
+template <class Row, class A>
+BI_INLINE void store_sums(Row row, A* sums, int64_t columns) {
+  row = row + Row::zero();
+  if (columns >= panel_columns<A>)
+    row.store(sums);
+  else
+    row.store(sums, columns);
+}
+
 // One pass over one tile and one block of K. a_lane: [steps][rows], b_lane: [steps][panel_columns], carried: the tile of this lane,
 // partial: fold_levels stored tiles. The last pass of the last block writes the finished sums of `columns` columns.
 template <int rows, class A>
 BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, const DepthBlock& block, A* carried, int pass, A* partial, A* sums,
                          int64_t sums_row, int64_t columns) {
-  constexpr int width = panel_columns<A>, vectors = width / 8;
-  Vec<A> accumulator[rows][vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i] = Vec<A>::zero();
-  if (!block.first) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i] = Vec<A>::load(carried + 8 * i);
-  }
-  const int64_t steps = block.steps;
-  for (int64_t s = 0; s < steps; s++) {
-    Vec<A> weight[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; v++) {
-      weight[v] = Vec<A>::load(b_lane + s * width + 8 * v);
-      hold_in_register(weight[v]);
-    }
+  constexpr int width = panel_columns<A>;
+  PanelRow<A> accumulator[rows];
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
-      const Vec<A> x = Vec<A>::fill(a_lane[s * rows + i]);
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) accumulator[i][v] = fma(x, weight[v], accumulator[i][v]);
-    }
-  }
+  for (int i = 0; i < rows; i++) accumulator[i] = block.first ? PanelRow<A>::zero() : PanelRow<A>::load(carried + i * width);
+  for (int64_t s = 0; s < block.steps; s++) add_products<rows>(a_lane + s * rows, 1, b_lane + s * width, accumulator);
   if (!block.last) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i].store(carried + 8 * i);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) accumulator[i].store(carried + i * width);
     return;
   }
   int place = pass;
   for (; place & 1; place >>= 1, partial += partial_tile) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * vectors; i++)
-      (&accumulator[0][0])[i] = (&accumulator[0][0])[i] + Vec<A>::load(partial + 8 * i);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) accumulator[i] = accumulator[i] + PanelRow<A>::load(partial + i * width);
   }
   if (pass != matmul_lanes - 1) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * vectors; i++) (&accumulator[0][0])[i].store(partial + 8 * i);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) accumulator[i].store(partial + i * width);
     return;
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; v++) {
-      const Vec<A> sum = accumulator[i][v] + Vec<A>::zero();
-      const int64_t left = columns - 8 * v;
-      if (left >= 8)
-        sum.store(sums + i * sums_row + 8 * v);
-      else if (left > 0)
-        sum.store(sums + i * sums_row + 8 * v, left);
-    }
-  }
+  for (int i = 0; i < rows; i++) store_sums(accumulator[i], sums + i * sums_row, columns);
 }
 
 // The rows of one packed operand, dealt evenly to panels of at most panel_rows: 16 rows make panels of 6, 5 and 5, because a tile of
@@ -246,9 +244,9 @@ inline constexpr int short_k_rows = 3;
 template <int rows, class A>
 inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, int64_t b_lane, int64_t b_step, int64_t k, A* sums,
                          int64_t sums_row, int64_t columns) {
-  constexpr int width = panel_columns<A>, vectors = width / 8, half = matmul_lanes / 2;
+  constexpr int width = panel_columns<A>, half = matmul_lanes / 2;
   const int64_t a_step = matmul_lanes * a_col;
-  A partial[fold_levels - 1][short_k_rows * 16];
+  A partial[fold_levels - 1][short_k_rows * width];
 #pragma GCC unroll 8
   for (int pass = 0; pass < half; pass++) {
     const int lane = lane_of_pass(2 * pass);
@@ -256,58 +254,28 @@ inline void short_k_tile(const A* a, int64_t a_row, int64_t a_col, const A* b, i
     const int64_t steps_of_both = k > lane + half ? (k - lane - half + matmul_lanes - 1) / matmul_lanes : 0;
     const A *a_low = a + lane * a_col, *a_high = a_low + half * a_col;
     const A *b_low = b + lane * b_lane, *b_high = b_low + half * b_lane;
-    Vec<A> low[rows][vectors], high[rows][vectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&high[0][0])[i] = Vec<A>::zero();
+    PanelRow<A> low[rows], high[rows];
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) low[i] = high[i] = PanelRow<A>::zero();
     for (int64_t s = 0; s < steps_of_both; s++) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) {
-        Vec<A> weight = Vec<A>::load(b_low + s * b_step + 8 * v);
-        hold_in_register(weight);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) low[i][v] = fma(Vec<A>::fill(a_low[i * a_row + s * a_step]), weight, low[i][v]);
-      }
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) {
-        Vec<A> weight = Vec<A>::load(b_high + s * b_step + 8 * v);
-        hold_in_register(weight);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) high[i][v] = fma(Vec<A>::fill(a_high[i * a_row + s * a_step]), weight, high[i][v]);
-      }
+      add_products<rows>(a_low + s * a_step, a_row, b_low + s * b_step, low);
+      add_products<rows>(a_high + s * a_step, a_row, b_high + s * b_step, high);
     }
-    if (steps_of_both < steps) {
+    if (steps_of_both < steps) add_products<rows>(a_low + steps_of_both * a_step, a_row, b_low + steps_of_both * b_step, low);
 #pragma GCC unroll 4
-      for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-          low[i][v] = fma(Vec<A>::fill(a_low[i * a_row + steps_of_both * a_step]),
-                          Vec<A>::load(b_low + steps_of_both * b_step + 8 * v), low[i][v]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i] = (&low[0][0])[i] + (&high[0][0])[i];
+    for (int i = 0; i < rows; i++) low[i] = low[i] + high[i];
     int level = 0;
     for (; pass >> level & 1; level++) {
-#pragma GCC unroll 8
-      for (int i = 0; i < rows * vectors; i++)
-        (&low[0][0])[i] = (&low[0][0])[i] + Vec<A>::load(partial[level] + 8 * i);
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; i++) low[i] = low[i] + PanelRow<A>::load(partial[level] + i * width);
     }
     if (pass != half - 1) {
-#pragma GCC unroll 8
-      for (int i = 0; i < rows * vectors; i++) (&low[0][0])[i].store(partial[level] + 8 * i);
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; i++) low[i].store(partial[level] + i * width);
       continue;
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) {
-        const Vec<A> sum = low[i][v] + Vec<A>::zero();
-        const int64_t left = columns - 8 * v;
-        if (left >= 8)
-          sum.store(sums + i * sums_row + 8 * v);
-        else if (left > 0)
-          sum.store(sums + i * sums_row + 8 * v, left);
-      }
-    }
+    for (int i = 0; i < rows; i++) store_sums(low[i], sums + i * sums_row, columns);
   }
 }
 

@@ -18,7 +18,7 @@ inline void multiply_lanes(const MatmulEntry<T>& e, bool few_are_rows, int64_t b
   const int64_t short_stride = few_are_rows ? e.a_row : e.b_col, short_k = few_are_rows ? e.a_col : e.b_row;
   const int64_t long_stride = few_are_rows ? e.b_col : e.a_row, long_k = few_are_rows ? e.b_row : e.a_col;
   const int64_t padded = lane_steps(e.k) * matmul_lanes;
-  constexpr int64_t group = 3;
+  constexpr int64_t group = lanes_columns<A>;
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   A* packed = buffers.rows.reserve(few * padded + 1);
   copy_vectors(short_side, short_stride, short_k, few, e.k, packed, padded);
@@ -37,9 +37,9 @@ inline void multiply_lanes(const MatmulEntry<T>& e, bool few_are_rows, int64_t b
       const T* vectors = long_side + n * long_stride;
       if (copy_group) {
         copy_vectors(vectors, long_stride, long_k, columns, e.k, copied, padded);
-        lanes_columns(few, packed, padded, copied, padded, columns, padded, sums + n - n0, sums_row);
+        multiply_lanes_group(few, packed, padded, copied, padded, columns, padded, sums + n - n0, sums_row);
       } else {
-        lanes_columns(few, packed, padded, vectors, long_stride, columns, e.k, sums + n - n0, sums_row);
+        multiply_lanes_group(few, packed, padded, vectors, long_stride, columns, e.k, sums + n - n0, sums_row);
       }
     }
     if (few_are_rows) {
