@@ -1,0 +1,549 @@
+"""The Triton source of each template as it is written for an H100.
+
+Numerics live in these lines. A change of one is either meant, and then the text here changes with it (EXPECTTEST_ACCEPT=1 rewrites it), or
+found here.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import expecttest
+import pytest
+import torch
+
+import bi_inductor  # noqa: F401  # defines the operators
+from bi_inductor.targets.compile import compile_programs
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.xdist_group("targets")
+
+ops = torch.ops.bi_inductor
+Program = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def matmul_bfloat16() -> Program:
+    x, weight = empty(100, 512, dtype=torch.bfloat16), empty(512, 256, dtype=torch.bfloat16)
+    return lambda x, weight: ops.matmul(x, weight), (x, weight)
+
+
+def matmul_float32() -> Program:
+    return lambda x, weight, bias: ops.matmul(x, weight, bias), (empty(100, 300), empty(300, 256), empty(256))
+
+
+def reduction_sum() -> Program:
+    return lambda x: ops.sum(x, [1]), (empty(100, 300),)
+
+
+def softmax() -> Program:
+    return lambda x: ops.softmax(x, 1), (empty(100, 300),)
+
+
+def layer_norm() -> Program:
+    return lambda x, weight, bias: ops.layer_norm(x, 1, weight, bias, 1e-5), (empty(100, 300), empty(300), empty(300))
+
+
+def attention_causal() -> Program:
+    q, k, v = (empty(2, heads, 100, 64, dtype=torch.bfloat16) for heads in (8, 2, 2))
+    return lambda q, k, v: ops.attention(q, k, v, None, True, 0.125), (q, k, v)
+
+
+PROGRAMS = (matmul_bfloat16, matmul_float32, reduction_sum, softmax, layer_norm, attention_causal)
+
+
+@functools.cache
+def sources() -> dict[str, str]:
+    """The source of each program's one kernel, by the program's name."""
+    names = [program.__name__ for program in PROGRAMS]
+    found = compile_programs([f"{__name__}:{name}" for name in names], "sm_90")
+    result = {}
+    for name, report in zip(names, found, strict=True):
+        if isinstance(report, Exception):
+            raise report
+        (kernel,) = report.kernels
+        result[name] = shortened(kernel.source.replace(kernel.name, "kernel"), kernel.configuration)
+    return result
+
+
+def shortened(source: str, configuration: str) -> str:
+    """Warps, stages and the function alone, and of unrolled loads the first and the last; those between must be like them."""
+    launch = ", ".join(configuration.split(", ")[-2:])
+    # The function ends before what Inductor writes to time it.
+    body = source[source.index("def kernel(") :].partition("\n\n\n")[0]
+    lines = body.splitlines()
+    kept: list[str] = []
+    for line in lines:
+        found = re.match(r"\s+(index|valid|term)_(\d+) = ", line)
+        if found is None or found[2] in ("0", "15"):
+            kept.append(line)
+            continue
+        place = int(found[2])
+        first = re.sub(rf"\b(index|valid|term)_{place}\b", r"\1_0", line).replace(f"first + {32 * place} ", "first + 0 ")
+        assert first in lines, line
+        if kept[-1] != "        ...":
+            kept.append("        ...")
+    return "\n".join([f"# {launch}", *kept])
+
+
+class TestSources(expecttest.TestCase):
+    def test_matmul_bfloat16(self) -> None:
+        self.assertExpectedInline(
+            sources()["matmul_bfloat16"],
+            """\
+# 4 warps, 4 stages
+def kernel(arg_A, arg_B, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    BLOCK_N : tl.constexpr = 64
+    BLOCK_K : tl.constexpr = 64
+    GROUP_M : tl.constexpr = 8
+    EVEN_K : tl.constexpr = True
+    ALPHA : tl.constexpr = 1
+    BETA : tl.constexpr = 1
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    A = arg_A
+    B = arg_B
+
+    m = 100
+    n = 256
+    k = 512
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0).to(INDEX_DTYPE)
+    group = tile // (GROUP_M * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    tile_in_group = tile % (GROUP_M * tiles_n)
+    tile_m = group * GROUP_M + tile_in_group % group_rows
+    tile_n = tile_in_group // group_rows
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N).to(INDEX_DTYPE)
+    in_block = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    valid_row = row[:, None] < m
+    valid_column = column[None, :] < n
+    a = A + row[:, None] * (512) + in_block[None, :] * (1)
+    b = B + in_block[:, None] * (256) + column[None, :] * (1)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for first in range(0, k, BLOCK_K):
+        a_block = tl.load(a + first * (1), mask=valid_row, other=0.0)
+        b_block = tl.load(b + first * (256), mask=valid_column, other=0.0)
+        total = tl.dot(a_block, b_block, total)
+    result = total.to(ELEMENT).to(RESULT)
+    out_row = row[:, None]
+    out_column = column[None, :]
+    valid = valid_row & valid_column
+    xindex = out_column + 256*out_row
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
+        )
+
+    def test_matmul_float32(self) -> None:
+        self.assertExpectedInline(
+            sources()["matmul_float32"],
+            """\
+# 8 warps, 3 stages
+def kernel(arg_A, arg_B, arg_BIAS, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.float32
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    BLOCK_N : tl.constexpr = 64
+    BLOCK_K : tl.constexpr = 32
+    GROUP_M : tl.constexpr = 8
+    EVEN_K : tl.constexpr = False
+    ALPHA : tl.constexpr = 1
+    BETA : tl.constexpr = 1
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    A = arg_A
+    B = arg_B
+    BIAS = arg_BIAS
+
+    m = 100
+    n = 256
+    k = 300
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0).to(INDEX_DTYPE)
+    group = tile // (GROUP_M * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    tile_in_group = tile % (GROUP_M * tiles_n)
+    tile_m = group * GROUP_M + tile_in_group % group_rows
+    tile_n = tile_in_group // group_rows
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N).to(INDEX_DTYPE)
+    in_block = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    valid_row = row[:, None] < m
+    valid_column = column[None, :] < n
+    a = A + row[:, None] * (300) + in_block[None, :] * (1)
+    b = B + in_block[:, None] * (256) + column[None, :] * (1)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for run in range(0, k, 256):
+        partial = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for first in range(run, tl.minimum(run + 256, k), BLOCK_K):
+            a_block = tl.load(a + first * (1), mask=valid_row & (in_block[None, :] < k - first), other=0.0)
+            b_block = tl.load(b + first * (256), mask=valid_column & (in_block[:, None] < k - first), other=0.0)
+            partial = tl.dot(a_block, b_block, partial, input_precision="ieee", out_dtype=ACCUMULATOR)
+        total = total + partial
+    bias = tl.load(BIAS + row[:, None] * (0) + column[None, :] * (1), mask=valid_row & valid_column, other=0.0).to(ACCUMULATOR)
+    total = total + bias
+    result = total.to(ELEMENT).to(RESULT)
+    out_row = row[:, None]
+    out_column = column[None, :]
+    valid = valid_row & valid_column
+    xindex = out_column + 256*out_row
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
+        )
+
+    def test_reduction_sum(self) -> None:
+        self.assertExpectedInline(
+            sources()["reduction_sum"],
+            """\
+# 1 warps, 1 stages
+def kernel(arg_X, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.float32
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    UNROLL : tl.constexpr = 4
+    BLOCK : tl.constexpr = 256
+    OUTER_DIMS : tl.constexpr = 1
+    REDUCED_DIMS : tl.constexpr = 1
+    CORRECTION : tl.constexpr = 1.0
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    X = arg_X
+
+    row = tl.program_id(0).to(INDEX_DTYPE)
+    n = (300)
+    x_row = X + ((row) * (300))
+    lane = tl.arange(0, 32)
+    count = tl.full([1], n, ACCUMULATOR)
+    total_0 = tl.full([32], 0.0, ACCUMULATOR)
+    total_1 = tl.full([32], 0.0, ACCUMULATOR)
+    total_2 = tl.full([32], 0.0, ACCUMULATOR)
+    total_3 = tl.full([32], 0.0, ACCUMULATOR)
+    for first in range(0, n, 512):
+        index_0 = first + 0 + lane.to(INDEX_DTYPE)
+        valid_0 = index_0 < n
+        term_0 = tl.load(x_row + ((index_0) * (1)), mask=valid_0, other=0.0).to(ACCUMULATOR)
+        ...
+        index_15 = first + 480 + lane.to(INDEX_DTYPE)
+        valid_15 = index_15 < n
+        term_15 = tl.load(x_row + ((index_15) * (1)), mask=valid_15, other=0.0).to(ACCUMULATOR)
+        total_0 = bi.add(total_0, term_0, valid_0)
+        total_1 = bi.add(total_1, term_1, valid_1)
+        total_2 = bi.add(total_2, term_2, valid_2)
+        total_3 = bi.add(total_3, term_3, valid_3)
+        total_0 = bi.add(total_0, term_4, valid_4)
+        total_1 = bi.add(total_1, term_5, valid_5)
+        total_2 = bi.add(total_2, term_6, valid_6)
+        total_3 = bi.add(total_3, term_7, valid_7)
+        total_0 = bi.add(total_0, term_8, valid_8)
+        total_1 = bi.add(total_1, term_9, valid_9)
+        total_2 = bi.add(total_2, term_10, valid_10)
+        total_3 = bi.add(total_3, term_11, valid_11)
+        total_0 = bi.add(total_0, term_12, valid_12)
+        total_1 = bi.add(total_1, term_13, valid_13)
+        total_2 = bi.add(total_2, term_14, valid_14)
+        total_3 = bi.add(total_3, term_15, valid_15)
+    result = bi.fold_sum(total_0, total_1, total_2, total_3)
+    result = result.to(ELEMENT).to(RESULT)
+    out_row = row + tl.arange(0, 1)
+    valid = out_row < (100)
+    xindex = out_row
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [1])), result, valid)""",
+        )
+
+    def test_softmax(self) -> None:
+        self.assertExpectedInline(
+            sources()["softmax"],
+            """\
+# 1 warps, 1 stages
+def kernel(arg_X, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.float32
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    UNROLL : tl.constexpr = 4
+    BLOCK : tl.constexpr = 256
+    OUTER_DIMS : tl.constexpr = 1
+    REDUCED_DIMS : tl.constexpr = 1
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    X = arg_X
+
+    row = tl.program_id(0).to(INDEX_DTYPE)
+    n = (300)
+    x_row = X + ((row) * (300))
+    lane = tl.arange(0, 32)
+    largest_0 = tl.full([32], float('-inf'), ACCUMULATOR)
+    largest_1 = tl.full([32], float('-inf'), ACCUMULATOR)
+    largest_2 = tl.full([32], float('-inf'), ACCUMULATOR)
+    largest_3 = tl.full([32], float('-inf'), ACCUMULATOR)
+    for first in range(0, n, 512):
+        index_0 = first + 0 + lane.to(INDEX_DTYPE)
+        valid_0 = index_0 < n
+        term_0 = tl.load(x_row + ((index_0) * (1)), mask=valid_0, other=0.0).to(ACCUMULATOR)
+        ...
+        index_15 = first + 480 + lane.to(INDEX_DTYPE)
+        valid_15 = index_15 < n
+        term_15 = tl.load(x_row + ((index_15) * (1)), mask=valid_15, other=0.0).to(ACCUMULATOR)
+        largest_0 = bi.larger(largest_0, term_0, valid_0)
+        largest_1 = bi.larger(largest_1, term_1, valid_1)
+        largest_2 = bi.larger(largest_2, term_2, valid_2)
+        largest_3 = bi.larger(largest_3, term_3, valid_3)
+        largest_0 = bi.larger(largest_0, term_4, valid_4)
+        largest_1 = bi.larger(largest_1, term_5, valid_5)
+        largest_2 = bi.larger(largest_2, term_6, valid_6)
+        largest_3 = bi.larger(largest_3, term_7, valid_7)
+        largest_0 = bi.larger(largest_0, term_8, valid_8)
+        largest_1 = bi.larger(largest_1, term_9, valid_9)
+        largest_2 = bi.larger(largest_2, term_10, valid_10)
+        largest_3 = bi.larger(largest_3, term_11, valid_11)
+        largest_0 = bi.larger(largest_0, term_12, valid_12)
+        largest_1 = bi.larger(largest_1, term_13, valid_13)
+        largest_2 = bi.larger(largest_2, term_14, valid_14)
+        largest_3 = bi.larger(largest_3, term_15, valid_15)
+    maximum = bi.fold_maximum(largest_0, largest_1, largest_2, largest_3)
+    total_0 = tl.full([32], 0.0, ACCUMULATOR)
+    total_1 = tl.full([32], 0.0, ACCUMULATOR)
+    total_2 = tl.full([32], 0.0, ACCUMULATOR)
+    total_3 = tl.full([32], 0.0, ACCUMULATOR)
+    for first in range(0, n, 512):
+        index_0 = first + 0 + lane.to(INDEX_DTYPE)
+        valid_0 = index_0 < n
+        term_0 = tl.load(x_row + ((index_0) * (1)), mask=valid_0, other=0.0).to(ACCUMULATOR)
+        ...
+        index_15 = first + 480 + lane.to(INDEX_DTYPE)
+        valid_15 = index_15 < n
+        term_15 = tl.load(x_row + ((index_15) * (1)), mask=valid_15, other=0.0).to(ACCUMULATOR)
+        total_0 = bi.add_exponential(total_0, term_0, valid_0, maximum)
+        total_1 = bi.add_exponential(total_1, term_1, valid_1, maximum)
+        total_2 = bi.add_exponential(total_2, term_2, valid_2, maximum)
+        total_3 = bi.add_exponential(total_3, term_3, valid_3, maximum)
+        total_0 = bi.add_exponential(total_0, term_4, valid_4, maximum)
+        total_1 = bi.add_exponential(total_1, term_5, valid_5, maximum)
+        total_2 = bi.add_exponential(total_2, term_6, valid_6, maximum)
+        total_3 = bi.add_exponential(total_3, term_7, valid_7, maximum)
+        total_0 = bi.add_exponential(total_0, term_8, valid_8, maximum)
+        total_1 = bi.add_exponential(total_1, term_9, valid_9, maximum)
+        total_2 = bi.add_exponential(total_2, term_10, valid_10, maximum)
+        total_3 = bi.add_exponential(total_3, term_11, valid_11, maximum)
+        total_0 = bi.add_exponential(total_0, term_12, valid_12, maximum)
+        total_1 = bi.add_exponential(total_1, term_13, valid_13, maximum)
+        total_2 = bi.add_exponential(total_2, term_14, valid_14, maximum)
+        total_3 = bi.add_exponential(total_3, term_15, valid_15, maximum)
+    total = bi.fold_sum(total_0, total_1, total_2, total_3)
+    out_row = row + tl.arange(0, 1)
+    for column in range(0, n, BLOCK):
+        out_column = column + tl.arange(0, BLOCK).to(INDEX_DTYPE)
+        valid = out_column < n
+        x = tl.load(x_row + ((out_column) * (1)), mask=valid, other=0.0).to(ACCUMULATOR)
+        result = bi.divide(bi.exp_nonpositive(x - maximum), total + tl.zeros([BLOCK], ACCUMULATOR))
+        result = result.to(ELEMENT).to(RESULT)[None, :]
+        out_i = out_row[:, None]
+        out_j = out_column[None, :]
+        out_valid = valid[None, :]
+        xindex = out_j + 300*out_i
+        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [1, BLOCK])), result, out_valid)""",
+        )
+
+    def test_layer_norm(self) -> None:
+        self.assertExpectedInline(
+            sources()["layer_norm"],
+            """\
+# 1 warps, 1 stages
+def kernel(arg_X, arg_WEIGHT, arg_BIAS, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.float32
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    UNROLL : tl.constexpr = 4
+    BLOCK : tl.constexpr = 256
+    OUTER_DIMS : tl.constexpr = 1
+    REDUCED_DIMS : tl.constexpr = 1
+    EPSILON : tl.constexpr = 1e-05
+    GROUPS : tl.constexpr = 0
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    X = arg_X
+    WEIGHT = arg_WEIGHT
+    BIAS = arg_BIAS
+
+    row = tl.program_id(0).to(INDEX_DTYPE)
+    n = (300)
+    x_row = X + ((row) * (300))
+    lane = tl.arange(0, 32)
+    count = tl.full([1], n, ACCUMULATOR)
+    total_0 = tl.full([32], 0.0, ACCUMULATOR)
+    total_1 = tl.full([32], 0.0, ACCUMULATOR)
+    total_2 = tl.full([32], 0.0, ACCUMULATOR)
+    total_3 = tl.full([32], 0.0, ACCUMULATOR)
+    for first in range(0, n, 512):
+        index_0 = first + 0 + lane.to(INDEX_DTYPE)
+        valid_0 = index_0 < n
+        term_0 = tl.load(x_row + ((index_0) * (1)), mask=valid_0, other=0.0).to(ACCUMULATOR)
+        ...
+        index_15 = first + 480 + lane.to(INDEX_DTYPE)
+        valid_15 = index_15 < n
+        term_15 = tl.load(x_row + ((index_15) * (1)), mask=valid_15, other=0.0).to(ACCUMULATOR)
+        total_0 = bi.add(total_0, term_0, valid_0)
+        total_1 = bi.add(total_1, term_1, valid_1)
+        total_2 = bi.add(total_2, term_2, valid_2)
+        total_3 = bi.add(total_3, term_3, valid_3)
+        total_0 = bi.add(total_0, term_4, valid_4)
+        total_1 = bi.add(total_1, term_5, valid_5)
+        total_2 = bi.add(total_2, term_6, valid_6)
+        total_3 = bi.add(total_3, term_7, valid_7)
+        total_0 = bi.add(total_0, term_8, valid_8)
+        total_1 = bi.add(total_1, term_9, valid_9)
+        total_2 = bi.add(total_2, term_10, valid_10)
+        total_3 = bi.add(total_3, term_11, valid_11)
+        total_0 = bi.add(total_0, term_12, valid_12)
+        total_1 = bi.add(total_1, term_13, valid_13)
+        total_2 = bi.add(total_2, term_14, valid_14)
+        total_3 = bi.add(total_3, term_15, valid_15)
+    mean = bi.divide(bi.fold_sum(total_0, total_1, total_2, total_3), count)
+    squares_0 = tl.full([32], 0.0, ACCUMULATOR)
+    squares_1 = tl.full([32], 0.0, ACCUMULATOR)
+    squares_2 = tl.full([32], 0.0, ACCUMULATOR)
+    squares_3 = tl.full([32], 0.0, ACCUMULATOR)
+    for first in range(0, n, 512):
+        index_0 = first + 0 + lane.to(INDEX_DTYPE)
+        valid_0 = index_0 < n
+        term_0 = tl.load(x_row + ((index_0) * (1)), mask=valid_0, other=0.0).to(ACCUMULATOR)
+        ...
+        index_15 = first + 480 + lane.to(INDEX_DTYPE)
+        valid_15 = index_15 < n
+        term_15 = tl.load(x_row + ((index_15) * (1)), mask=valid_15, other=0.0).to(ACCUMULATOR)
+        squares_0 = bi.add_square(squares_0, term_0, valid_0, mean)
+        squares_1 = bi.add_square(squares_1, term_1, valid_1, mean)
+        squares_2 = bi.add_square(squares_2, term_2, valid_2, mean)
+        squares_3 = bi.add_square(squares_3, term_3, valid_3, mean)
+        squares_0 = bi.add_square(squares_0, term_4, valid_4, mean)
+        squares_1 = bi.add_square(squares_1, term_5, valid_5, mean)
+        squares_2 = bi.add_square(squares_2, term_6, valid_6, mean)
+        squares_3 = bi.add_square(squares_3, term_7, valid_7, mean)
+        squares_0 = bi.add_square(squares_0, term_8, valid_8, mean)
+        squares_1 = bi.add_square(squares_1, term_9, valid_9, mean)
+        squares_2 = bi.add_square(squares_2, term_10, valid_10, mean)
+        squares_3 = bi.add_square(squares_3, term_11, valid_11, mean)
+        squares_0 = bi.add_square(squares_0, term_12, valid_12, mean)
+        squares_1 = bi.add_square(squares_1, term_13, valid_13, mean)
+        squares_2 = bi.add_square(squares_2, term_14, valid_14, mean)
+        squares_3 = bi.add_square(squares_3, term_15, valid_15, mean)
+    variance = bi.divide(bi.fold_sum(squares_0, squares_1, squares_2, squares_3), count)
+    rstd = bi.divide(tl.full([1], 1.0, ACCUMULATOR), bi.square_root(variance + tl.full([1], EPSILON, ACCUMULATOR)))
+    out_row = row + tl.arange(0, 1)
+    for column in range(0, n, BLOCK):
+        out_column = column + tl.arange(0, BLOCK).to(INDEX_DTYPE)
+        valid = out_column < n
+        x = tl.load(x_row + ((out_column) * (1)), mask=valid, other=0.0).to(ACCUMULATOR)
+        result = (x - mean) * rstd
+        channel = out_column
+        weight = tl.load(WEIGHT + channel, mask=valid, other=0.0).to(ACCUMULATOR)
+        bias = tl.load(BIAS + channel, mask=valid, other=0.0).to(ACCUMULATOR)
+        result = tl.fma(result, weight, bias)
+        result = result.to(ELEMENT).to(RESULT)[None, :]
+        out_i = out_row[:, None]
+        out_j = out_column[None, :]
+        out_valid = valid[None, :]
+        xindex = out_j + 300*out_i
+        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [1, BLOCK])), result, out_valid)""",
+        )
+
+    def test_attention_causal(self) -> None:
+        self.assertExpectedInline(
+            sources()["attention_causal"],
+            """\
+# 8 warps, 2 stages
+def kernel(arg_Q, arg_K, arg_V, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    CHUNK : tl.constexpr = 64
+    HEAD_DIM : tl.constexpr = 64
+    BLOCK_D : tl.constexpr = 64
+    VALUE_DIM : tl.constexpr = 64
+    BLOCK_V : tl.constexpr = 64
+    SCALE : tl.constexpr = 0.125
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    Q = arg_Q
+    K = arg_K
+    V = arg_V
+
+    heads = 8
+    queries = 100
+    keys = 100
+    tiles = tl.cdiv(queries, BLOCK_M)
+    tile = tl.program_id(0).to(INDEX_DTYPE) % tiles
+    batch = tl.program_id(0).to(INDEX_DTYPE) // tiles // heads
+    head = tl.program_id(0).to(INDEX_DTYPE) // tiles % heads
+    kv_head = head // (heads // 2)
+    query = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    in_chunk = tl.arange(0, CHUNK).to(INDEX_DTYPE)
+    dim = tl.arange(0, BLOCK_D).to(INDEX_DTYPE)
+    valid_query = query < queries
+    q = tl.load(
+        Q + batch * (51200) + head * (6400) + query[:, None] * (64) + dim[None, :] * (1),
+        mask=valid_query[:, None] & (dim[None, :] < HEAD_DIM),
+        other=0.0,
+    )
+    k_head = K + batch * (12800) + kv_head * (6400)
+    value_dim = tl.arange(0, BLOCK_V).to(INDEX_DTYPE)
+    v_head = V + batch * (12800) + kv_head * (6400)
+    first_key = 0
+    last_key = tl.minimum(keys, (tile + 1) * BLOCK_M)
+    maximum = tl.full([BLOCK_M], float("-inf"), ACCUMULATOR)
+    normalizer = tl.zeros([BLOCK_M], ACCUMULATOR)
+    attended = tl.zeros([BLOCK_M], tl.int32)
+    total = tl.zeros([BLOCK_M, BLOCK_V], ACCUMULATOR)
+    for first in range(first_key, last_key, CHUNK):
+        key = first + in_chunk
+        k_chunk = tl.load(
+            k_head + dim[:, None] * (1) + key[None, :] * (64),
+            mask=(dim[:, None] < HEAD_DIM) & (key[None, :] < keys),
+            other=0.0,
+        )
+        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR) * tl.full([1, 1], SCALE, ACCUMULATOR)
+        allowed = valid_query[:, None] & (key[None, :] < keys)
+        allowed = allowed & (key[None, :] <= query[:, None])
+        score = tl.where(allowed, score, float("-inf"))
+        attended = tl.maximum(attended, tl.max(allowed.to(tl.int32), 1))
+        chunk_maximum = tl.max(score, 1)
+        # A chunk of masked keys has the maximum -inf and leaves everything as it is: its factor is exp(-inf).
+        chunk_center = tl.where(chunk_maximum == float("-inf"), 0.0, chunk_maximum)
+        probability = tl.where(allowed, bi.exp_nonpositive(score - chunk_center[:, None]), 0.0).to(ELEMENT)
+        larger = tl.maximum(maximum, chunk_maximum)
+        center = tl.where(larger == float("-inf"), 0.0, larger)
+        factor = bi.exp_nonpositive(maximum - center)
+        chunk_factor = bi.exp_nonpositive(chunk_maximum - center)
+        chunk_normalizer = tl.max(tl.dot(probability, tl.full([CHUNK, 16], 1.0, tl.float32).to(ELEMENT), input_precision="ieee", out_dtype=ACCUMULATOR), 1)
+        normalizer = tl.fma(normalizer, factor, chunk_normalizer * chunk_factor)
+        v_chunk = tl.load(
+            v_head + key[:, None] * (64) + value_dim[None, :] * (1),
+            mask=(key[:, None] < last_key) & (value_dim[None, :] < VALUE_DIM),
+            other=0.0,
+        )
+        chunk_total = tl.dot(probability, v_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
+        total = tl.fma(total, tl.broadcast_to(factor[:, None], [BLOCK_M, BLOCK_V]), chunk_total * chunk_factor[:, None])
+        maximum = larger
+    row = bi.divide(total, normalizer[:, None] + tl.zeros([BLOCK_M, BLOCK_V], ACCUMULATOR))
+    result = tl.where(attended[:, None] > 0, row, 0.0).to(ELEMENT).to(RESULT)
+    out_query = query[:, None]
+    out_dim = value_dim[None, :]
+    valid = valid_query[:, None] & (out_dim < VALUE_DIM)
+    xindex = out_dim + 64*out_query + 6400*head + 51200*batch
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_V])), result, valid)""",  # noqa: E501
+        )
