@@ -306,7 +306,7 @@ def _vectorsize_of(call: Call) -> States:
 @rule("grouped_matmul", "bi_inductor")
 @rule("grouped_mm_fallback", "transformers")
 def _grouped(call: Call) -> States:
-    """Rows [n, k] in groups, each with a matrix of its own [g, k, m]; where groups end may follow the whole batch if rows do too."""
+    """Rows [n, k] in groups, each with a matrix of its own [g, k, m], or groups of terms; ends may follow the batch if rows do too."""
     a, b, ends = call.positional[0], call.positional[1], call.positional[2] if len(call.positional) > 2 else None
     rows, matrices = call.samples(a), call.samples(b)
     whole = call.whole_of(ends) if ends is not None else None
@@ -320,7 +320,9 @@ def _grouped(call: Call) -> States:
     if rows.along(1):
         call.mixes("contracts dim 1, which holds the samples", rows)
         return None
-    return call.made(rows, (rows.dims[0], plain(call.out_shape()[-1])))
+    # Groups of terms give a result for each group, [g, n, m].
+    *groups, _, columns = call.out_shape()
+    return call.made(rows, (*map(plain, groups), rows.dims[0], plain(columns)))
 
 
 @rule("attention attention_lse", "bi_inductor")

@@ -52,6 +52,12 @@ def inverse_written(x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(rows[order])[back].view(x.shape)
 
 
+def groups_of_terms(x: Tensor, w: Tensor) -> Tensor:
+    """Each group of a row's elements is multiplied by itself; the results, [groups, rows, width], are added."""
+    ends = torch.arange(1, 3, dtype=torch.int32) * (WIDTH // 2)
+    return torch._grouped_mm(x.reshape(-1, WIDTH), w[0], ends).float().sum(0).view(x.shape)
+
+
 def not_put_back(x: Tensor, w: Tensor) -> Tensor:
     rows = x.reshape(-1, WIDTH)
     order = (rows @ w[:, 0].T).argmax(-1).argsort()  # mixes
@@ -88,7 +94,7 @@ def counts_in_the_result(x: Tensor, w: Tensor) -> Tensor:
     return rows.view(x.shape) * functional.one_hot(chosen, EXPERTS).sum(0)[0]  # mixes
 
 
-ROUTED = (sorted_by_expert, added_back, inverse_written)
+ROUTED = (sorted_by_expert, added_back, inverse_written, groups_of_terms)
 MIXING = (not_put_back, put_back_by_another_sort, dropped_by_capacity, chosen_by_experts, counts_in_the_result)
 
 
