@@ -27,7 +27,7 @@ from bi_inductor.templates.library import TEMPLATES, accumulation_dtype, read_so
 from bi_inductor.templates.operand import product
 
 # The jinja macros that a source may use.
-MACROS = "common/rows.py.jinja"
+MACROS = ("common/rows.py.jinja", "matmul/tile.py.jinja")
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def template(folder: str, name: str, grid: Callable[..., tuple[Any, Any, Any]], 
         settings: what selects the variant of the source; strings, truth values, and tuples of strings, which are no constants of Triton's.
     """
     given = "".join(f"{{%- set {key} = {value!r} -%}}\n" for key, value in settings.items())
-    source = given + "".join(read_source((TEMPLATES / file).resolve()) for file in (MACROS, f"{folder}/kernel.py.jinja"))
+    source = given + "".join(read_source((TEMPLATES / file).resolve()) for file in (*MACROS, f"{folder}/kernel.py.jinja"))
     return TritonTemplate(f"bi_{name}", grid, source)
 
 

@@ -59,7 +59,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         return TritonKernel("")
     if operator in ROWS:
         return TritonKernel(_text({"UNROLL": CONSTANTS["UNROLL"], "BLOCK": CONSTANTS["BLOCK"]}, WARPS, STAGES))
-    if operator == "matmul":
+    if operator in ("matmul", "grouped_matmul"):
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)
         return TritonKernel(_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype.itemsize == 2 else _RUNS)

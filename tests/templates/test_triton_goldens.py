@@ -39,6 +39,11 @@ def matmul_float32() -> Program:
     return lambda x, weight, bias: ops.matmul(x, weight, bias), (empty(100, 300), empty(300, 256), empty(256))
 
 
+def grouped_matmul() -> Program:
+    x, weight, ends = empty(100, 512, dtype=torch.bfloat16), empty(8, 512, 256, dtype=torch.bfloat16), empty(8, dtype=torch.int32)
+    return lambda x, weight, ends: ops.grouped_matmul(x, weight, ends), (x, weight, ends)
+
+
 def reduction_sum() -> Program:
     return lambda x: ops.sum(x, [1]), (empty(100, 300),)
 
@@ -56,7 +61,7 @@ def attention_causal() -> Program:
     return lambda q, k, v: ops.attention(q, k, v, None, True, 0.125), (q, k, v)
 
 
-PROGRAMS = (matmul_bfloat16, matmul_float32, reduction_sum, softmax, layer_norm, attention_causal)
+PROGRAMS = (matmul_bfloat16, matmul_float32, grouped_matmul, reduction_sum, softmax, layer_norm, attention_causal)
 
 
 @functools.cache
@@ -118,10 +123,10 @@ def kernel(arg_A, arg_B, out_ptr0):
     m = 100
     n = 256
     k = 512
-    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tile = tl.program_id(0).to(INDEX_DTYPE)
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
     group = tile // (GROUP_M * tiles_n)
     group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     tile_in_group = tile % (GROUP_M * tiles_n)
@@ -172,10 +177,10 @@ def kernel(arg_A, arg_B, arg_BIAS, out_ptr0):
     m = 100
     n = 256
     k = 300
-    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tile = tl.program_id(0).to(INDEX_DTYPE)
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
     group = tile // (GROUP_M * tiles_n)
     group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     tile_in_group = tile % (GROUP_M * tiles_n)
@@ -198,6 +203,85 @@ def kernel(arg_A, arg_B, arg_BIAS, out_ptr0):
         total = total + partial
     bias = tl.load(BIAS + row[:, None] * (0) + column[None, :] * (1), mask=valid_row & valid_column, other=0.0).to(ACCUMULATOR)
     total = total + bias
+    result = total.to(ELEMENT).to(RESULT)
+    out_row = row[:, None]
+    out_column = column[None, :]
+    valid = valid_row & valid_column
+    xindex = out_column + 256*out_row
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
+        )
+
+    def test_grouped_matmul(self) -> None:
+        self.assertExpectedInline(
+            sources()["grouped_matmul"],
+            """\
+# 4 warps, 4 stages
+def kernel(arg_A, arg_B, arg_ENDS, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    BLOCK_N : tl.constexpr = 64
+    BLOCK_K : tl.constexpr = 64
+    GROUP_M : tl.constexpr = 8
+    EVEN_K : tl.constexpr = True
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    A = arg_A
+    B = arg_B
+    ENDS = arg_ENDS
+
+    m = 100
+    n = 256
+    k = 512
+    groups = 8
+    tiles_m = tl.cdiv(m, BLOCK_M) + groups
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0).to(INDEX_DTYPE)
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
+    group = tile // (GROUP_M * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    tile_in_group = tile % (GROUP_M * tiles_n)
+    tile_m = group * GROUP_M + tile_in_group % group_rows
+    tile_n = tile_in_group // group_rows
+    first_row = 0
+    last_row = m
+    first_column = 0
+    last_column = n
+    a = A
+    b = B
+    g = tl.full([], 0, INDEX_DTYPE)
+    tiles_before = tl.full([], 0, INDEX_DTYPE)
+    tiles_seen = tl.full([], 0, INDEX_DTYPE)
+    for first_group in range(0, groups, 32):
+        member = first_group + tl.arange(0, 32).to(INDEX_DTYPE)
+        is_group = member < groups
+        begin = tl.minimum(tl.maximum(tl.load(ENDS + (member - 1) * (1), mask=is_group & (member > 0), other=0), 0), m).to(INDEX_DTYPE)
+        end = tl.minimum(tl.maximum(tl.load(ENDS + (member) * (1), mask=is_group, other=0), 0), m).to(INDEX_DTYPE)
+        tiles_after = tiles_seen + tl.cumsum(tl.cdiv(tl.maximum(end - begin, 0), BLOCK_M), 0)
+        passed = is_group & (tiles_after <= tile_m)
+        g += tl.sum(passed.to(INDEX_DTYPE), 0)
+        tiles_before = tl.maximum(tiles_before, tl.max(tl.where(passed, tiles_after, 0), 0))
+        tiles_seen = tl.max(tiles_after, 0)
+    tile_m -= tiles_before
+    begin = tl.minimum(tl.maximum(tl.load(ENDS + (g - 1) * (1), mask=g > 0, other=0), 0), m).to(INDEX_DTYPE)
+    end = tl.minimum(tl.maximum(tl.load(ENDS + (g) * (1), mask=g < groups, other=m), 0), m).to(INDEX_DTYPE)
+    k = tl.where(g < groups, k, 0)
+    first_row = begin
+    last_row = end
+    b += g * (131072)
+    row = first_row + tile_m * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    column = first_column + tile_n * BLOCK_N + tl.arange(0, BLOCK_N).to(INDEX_DTYPE)
+    in_block = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    valid_row = row[:, None] < last_row
+    valid_column = column[None, :] < last_column
+    a += row[:, None] * (512) + in_block[None, :] * (1)
+    b += in_block[:, None] * (256) + column[None, :] * (1)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for first in range(0, k, BLOCK_K):
+        a_block = tl.load(a + first * (1), mask=valid_row, other=0.0)
+        b_block = tl.load(b + first * (256), mask=valid_column, other=0.0)
+        total = tl.dot(a_block, b_block, total)
     result = total.to(ELEMENT).to(RESULT)
     out_row = row[:, None]
     out_column = column[None, :]

@@ -25,6 +25,11 @@ def test_the_tile_follows_columns_that_are_known() -> None:
     assert narrow != wide and wide == unknown
 
 
+def test_a_grouped_matmul_has_the_tile_of_a_matmul() -> None:
+    grouped = triton_kernel("grouped_matmul", ["bfloat16[s0, 512]", "bfloat16[8, 512, 64]", "int32[8]"], "bfloat16[s0, 64]", "sm_90")
+    assert grouped == matmul("bfloat16", "64")
+
+
 def test_what_has_no_triton_template() -> None:
     assert triton_kernel("cumsum", ["float32[4]"], "float32[4]", "sm_90") is None
     assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None

@@ -129,6 +129,19 @@ def bert_block():
         return BertBlock().half(), (torch.empty(4, 64, 384, dtype=torch.float16), torch.empty(4, 64, dtype=torch.bool))
 
 
+def experts():
+    """Grouped matmuls of a mixture of 8 experts: its rows, and what its gradients need; the rows in float32 too."""
+    grouped = torch.ops.bi_inductor.grouped_matmul
+
+    def model(x, weight, ends):
+        y = grouped(x, weight, ends)
+        return F.silu(y), grouped(weight, x.mT, ends), grouped(x.mT, y, ends), grouped(x.float(), weight.float(), ends)
+
+    with torch.device("meta"):
+        bfloat16 = torch.bfloat16
+        return model, (torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16), torch.empty(8, dtype=torch.int32))
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 

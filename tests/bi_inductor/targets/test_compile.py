@@ -27,10 +27,22 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", *BLOCKS],
-    "sm_90": ["pointwise", "largest", "two_layers", "unsupported", "one_sample", "views_of_views", "fails", *BLOCKS, *ROWS, *OPERATORS],
-    "sm_100": ["pointwise", *BLOCKS],
-    "gfx942": ["pointwise", "largest", *BLOCKS],
+    "sm_80": ["pointwise", "experts", *BLOCKS],
+    "sm_90": [
+        "pointwise",
+        "experts",
+        "largest",
+        "two_layers",
+        "unsupported",
+        "one_sample",
+        "views_of_views",
+        "fails",
+        *BLOCKS,
+        *ROWS,
+        *OPERATORS,
+    ],
+    "sm_100": ["pointwise", "experts", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -75,6 +87,19 @@ def test_matrices_go_through_matrix_units_and_float32_through_fma(target):
     (product,) = [kernel for kernel in compiled(target)["sums"].kernels if "_mm_" in kernel.name]
     # AMD's matrix units take float32 as it is.
     assert bool(product.instructions(MATRIX_INSTRUCTIONS[target])) is (target == "gfx942")
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_grouped_matmuls_are_built_for_every_target(target):
+    report = compiled(target)["experts"]
+    kernels = [kernel for kernel in report.kernels if "grouped_matmul" in kernel.name]
+    assert len(kernels) == 4 and report.others == ()
+    for kernel in kernels:
+        # ptxas keeps 16 bytes of the groups of columns aside on sm_100, though registers are free.
+        assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 16 * (target == "sm_100"), kernel.name
+        float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
+        # As in matmul, float32 goes through matrix units on AMD alone.
+        assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
