@@ -22,12 +22,16 @@ ROWS = (
     "group_norm", "group_norm_statistics",
 )  # fmt: skip
 
+# One lane a chain; the same bits as the C++ kernels but for the functions of logcumsumexp.
+SCANS = ("cumsum", "cumprod", "logcumsumexp")
+
 # Inductor writes it as any pointwise op: integers have one value in every order.
 POINTWISE = "philox"
 
 _CHAIN = "one chain over blocks of `BLOCK_K` products in ascending `k`"
 _RUNS = "runs of 256 products along `k`"
 _CHUNKS = "Chunks are merged in order"
+_LIBRARY = "`log1p` and `exp` of `logcumsumexp` are the device library's"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +57,15 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     """
     from bi_inductor.templates.attention import configurations as attention
     from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS
+    from bi_inductor.templates.cumsum import configurations as scan
     from bi_inductor.templates.matmul import configurations as matmul
 
     if operator == POINTWISE:
         return TritonKernel("")
     if operator in ROWS:
         return TritonKernel(_text({"UNROLL": CONSTANTS["UNROLL"], "BLOCK": CONSTANTS["BLOCK"]}, WARPS, STAGES))
+    if operator in SCANS:
+        return TritonKernel(_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in ("matmul", "grouped_matmul"):
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)

@@ -140,7 +140,8 @@ def build(name: str, source: str, calls: int, target: Target) -> CompiledKernel:
 
 def _configuration(config: Any, constants: Mapping[str, Any]) -> str:
     """Block sizes, which Inductor's own kernels have from ``config`` and templates among their constants, then warps and stages."""
-    sizes = {**config.kwargs, **{name: value for name, value in constants.items() if re.match("BLOCK|GROUP|CHUNK|UNROLL|ROWS", name)}}
+    chosen = re.compile("BLOCK|GROUP|CHUNK|UNROLL|ROWS|CHAINS|AHEAD")
+    sizes = {**config.kwargs, **{name: value for name, value in constants.items() if chosen.match(name)}}
     return ", ".join([*(f"{name}={value}" for name, value in sizes.items()), f"{config.num_warps} warps", f"{config.num_stages} stages"])
 
 

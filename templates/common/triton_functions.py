@@ -111,6 +111,15 @@ def add_exponential(accumulator, x, valid, maximum):
 
 
 @triton.jit
+def add_logarithm(accumulator, x, valid):
+    """The step of logcumsumexp: log(exp(accumulator) + exp(x)). Two equal infinities, which have no difference, give themselves."""
+    of_numbers = tl.maximum(accumulator, x)
+    difference = tl.minimum(accumulator, x) - of_numbers
+    found = tl.where(difference == difference, of_numbers + libdevice.log1p(libdevice.exp(difference)), of_numbers)
+    return tl.where((accumulator != accumulator) | (x != x), accumulator + x, found)
+
+
+@triton.jit
 def larger(accumulator, x, valid):
     """The step of a maximum. It drops NaN, whose own exponential brings it back into a softmax."""
     return tl.maximum(accumulator, tl.where(valid, x, float("-inf")))

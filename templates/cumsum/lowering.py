@@ -6,7 +6,8 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import clone, register_lowering
 
-from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
+from bi_inductor.templates.cumsum import triton_lowering
 from bi_inductor.templates.cumsum.kernel import CUMULATIONS, KERNEL, arguments
 
 
@@ -17,6 +18,8 @@ def _register(op: str) -> None:
         if ndim == 0:
             result: TensorBox = clone(x)
             return result
+        if on_triton(x.get_device()):
+            return triton_lowering.cumulate(op, x, dim % ndim)
         inputs = {"x": contiguous(x)}
         return lower(KERNEL, x.get_dtype(), inputs, x.get_size(), lambda t, out: arguments(op, dim % ndim, t["x"], out))
 

@@ -81,26 +81,26 @@ graph 0 inference: 8 nodes, 1 data movement, 1 rewritten, 1 elementwise, 1 unsup
 
     def test_on_a_gpu(self):
         def model(x):
-            return (x @ x.mT).softmax(-1).cumsum(-1)
+            # No tile of attention has room for this head dim.
+            return nn.functional.scaled_dot_product_attention(*[(x @ x.mT).softmax(-1)[:, None]] * 3)
 
-        text = without_lines(bi_inductor.explain(model, torch.zeros(2, 64, 64, dtype=torch.bfloat16), target="sm_90").text())
+        text = without_lines(bi_inductor.explain(model, torch.zeros(2, 320, 64, dtype=torch.bfloat16), target="sm_90").text())
         self.assertExpectedInline(
             text.split("  nodes")[0].replace(torch.__version__, "VERSION"),
             """\
 TestText.test_on_a_gpu.<locals>.model with backend 'batch_invariant' on sm_90, torch VERSION
 1 graph, a compile raises UnsupportedOpError for 1 op
 
-graph 0 inference: 8 nodes, 3 data movement, 3 rewritten
-  refused: bi_inductor.cumsum.default(bfloat16[2, 64, 64], -1) -> bfloat16[2, 64, 64]: bi_inductor.cumsum has no Triton template for this call, so it cannot run on sm_90
+graph 0 inference: 12 nodes, 7 data movement, 3 rewritten
+  refused: bi_inductor.attention.default(bfloat16[2, 1, 320, 320], bfloat16[2, 1, 320, 320], bfloat16[2, 1, 320, 320]) -> bfloat16[2, 1, 320, 320]: bi_inductor.attention has no Triton template for this call, so it cannot run on sm_90
   aten.bmm.default became bi_inductor.matmul.default
   aten._softmax.default became bi_inductor.softmax.default
-  aten.cumsum.default became bi_inductor.cumsum.default
   kernels
-    bi_inductor.matmul.default(bfloat16[2, 64, 64], bfloat16[2, 64, 64]) -> bfloat16[2, 64, 64]
+    bi_inductor.matmul.default(bfloat16[2, 320, 64], bfloat16[2, 64, 320]) -> bfloat16[2, 320, 320]
       matmul: accumulates in float32
       BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, 4 warps, 4 stages
       docs/numerics.md section 15: one chain over blocks of `BLOCK_K` products in ascending `k`
-    bi_inductor.softmax.default(bfloat16[2, 64, 64], -1) -> bfloat16[2, 64, 64]
+    bi_inductor.softmax.default(bfloat16[2, 320, 320], -1) -> bfloat16[2, 320, 320]
       softmax: accumulates in float32, lanes: denominator 128
       UNROLL=4, BLOCK=256, 1 warp, 1 stage
       docs/numerics.md section 6: `softmax[i] = round(fl(e[i] / s))`

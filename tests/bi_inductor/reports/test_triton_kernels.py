@@ -16,7 +16,8 @@ def matmul(dtype: str, columns: str, target: str = "sm_90") -> TritonKernel | No
 @pytest.mark.parametrize("target", gpu.TARGETS)
 def test_quotes_stand_in_the_section_on_gpus(target: str) -> None:
     attended = triton_kernel("attention", ["float32[2, 4, s0, 80]"] * 3, "float32[2, 4, s0, 80]", target)
-    for kernel in (attended, matmul("float32", "64", target), matmul("float16", "64", target)):
+    scanned = triton_kernel("logcumsumexp", ["float32[2, s0]"], "float32[2, s0]", target)
+    for kernel in (attended, scanned, matmul("float32", "64", target), matmul("float16", "64", target)):
         assert kernel is not None and kernel.quote and plain(kernel.quote) in plain(SECTIONS[GPU_SECTION])
 
 
@@ -31,5 +32,5 @@ def test_a_grouped_matmul_has_the_tile_of_a_matmul() -> None:
 
 
 def test_what_has_no_triton_template() -> None:
-    assert triton_kernel("cumsum", ["float32[4]"], "float32[4]", "sm_90") is None
+    assert triton_kernel("sample_sum", ["float32[4, 3]"], "float32[3]", "sm_90") is None
     assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None

@@ -142,6 +142,15 @@ def experts():
         return model, (torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16), torch.empty(8, dtype=torch.int32))
 
 
+def scans():
+    """Chains along the last dim and along another one, in both types of accumulation."""
+
+    def model(x):
+        return x.cumsum(-1), (1 + x / 8).cumprod(1), x.logcumsumexp(-1), x.bfloat16().cumsum(0)
+
+    return model, torch.empty(16, 40, 50, device="meta")
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 

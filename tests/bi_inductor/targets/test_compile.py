@@ -27,10 +27,11 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "scans", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
+        "scans",
         "largest",
         "two_layers",
         "unsupported",
@@ -41,8 +42,8 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "scans", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "scans", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -100,6 +101,19 @@ def test_grouped_matmuls_are_built_for_every_target(target):
         float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
         # As in matmul, float32 goes through matrix units on AMD alone.
         assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_scans_contract_nothing(target):
+    report = compiled(target)["scans"]
+    assert report.faults == [] and report.others == ()
+    kernels = [kernel for kernel in report.kernels if "_tem_" in kernel.name]
+    assert len(kernels) == 4
+    for kernel in kernels:
+        assert kernel.alternatives == 0
+        # The functions of logcumsumexp are made of fma.
+        contracted = kernel.instructions(r"fma\.\w+\.(ftz\.)?f(32|64)|v_(pk_)?(fma|mac|mad)_f(32|64)")
+        assert bool(contracted) is ("logcumsumexp" in kernel.name), kernel.name
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
