@@ -439,11 +439,16 @@ def _scatter(call: Call) -> States:
     shape = call.out_shape()
     dim = dim % len(shape) if shape else 0
     own = call.samples(base)
+    # An index of one dim, for our own operator, says where whole slices go.
+    slices = len(call.shape(index)) == 1 < len(shape)
     entries: list[tuple[Samples, Sequence[Dim]]] = []
     for value in (index, source):
         state = call.samples(value)
         if state is not None:
-            if value is source and call.shape(source) != call.shape(index) and state.sample_dims:
+            if value is index and slices:
+                entries.append((state, tuple(state.dims[0] if d == dim else () for d in range(len(shape)))))
+                continue
+            if value is source and not slices and call.shape(source) != call.shape(index) and state.sample_dims:
                 cut = [
                     own_dim if size == other else None
                     for own_dim, size, other in zip(state.dims, call.shape(source), call.shape(index), strict=True)
@@ -462,7 +467,7 @@ def _scatter(call: Call) -> States:
         if isinstance(found, Samples) and found.target is not None:
             dims[dim] = found.target.dim
             order, offset = found.target.order, found.target.offset
-        elif not (isinstance(found, Affine) and found.dims[dim] == (Factor(shape[dim], 1),) and not found.offset):
+        elif not (isinstance(found, Affine) and found.dims[0 if slices else dim] == (Factor(shape[dim], 1),) and not found.offset):
             call.mixes(f"writes samples to places of dim {dim} that an index gives", written)
             return None
     elif dims:

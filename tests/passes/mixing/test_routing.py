@@ -43,6 +43,17 @@ def added_back(x: Tensor, w: Tensor) -> Tensor:
     return torch.zeros_like(rows).index_add(0, order // CHOSEN, out.to(rows.dtype)).view(x.shape)
 
 
+def added_back_by_our_operator(x: Tensor, w: Tensor) -> Tensor:
+    """The same by bi_inductor's own scatter of whole rows."""
+    rows = x.reshape(-1, WIDTH)
+    scores, chosen = (rows @ w[:, 0].T).softmax(-1).topk(CHOSEN)
+    order = chosen.reshape(-1).sort().indices
+    ends = functional.one_hot(chosen.reshape(-1), EXPERTS).sum(0).cumsum(0).int()
+    out = torch._grouped_mm(rows[order // CHOSEN], w, ends) * scores.reshape(-1)[order][:, None]
+    added: Tensor = torch.ops.bi_inductor.scatter(torch.zeros_like(rows), 0, order // CHOSEN, out.to(rows.dtype), "sum")
+    return added.view(x.shape)
+
+
 def inverse_written(x: Tensor, w: Tensor) -> Tensor:
     """The inverse permutation written by indices."""
     rows = x.reshape(-1, WIDTH)
@@ -94,7 +105,7 @@ def counts_in_the_result(x: Tensor, w: Tensor) -> Tensor:
     return rows.view(x.shape) * functional.one_hot(chosen, EXPERTS).sum(0)[0]  # mixes
 
 
-ROUTED = (sorted_by_expert, added_back, inverse_written, groups_of_terms)
+ROUTED = (sorted_by_expert, added_back, added_back_by_our_operator, inverse_written, groups_of_terms)
 MIXING = (not_put_back, put_back_by_another_sort, dropped_by_capacity, chosen_by_experts, counts_in_the_result)
 
 
