@@ -25,6 +25,9 @@ ROWS = (
 # One lane a chain; the same bits as the C++ kernels but for the functions of logcumsumexp.
 SCANS = ("cumsum", "cumprod", "logcumsumexp")
 
+# A chain an element, without atomic operations; the same bits as the C++ kernels.
+SCATTERS = ("scatter", "embedding_backward")
+
 # Inductor writes it as any pointwise op: integers have one value in every order.
 POINTWISE = "philox"
 
@@ -59,6 +62,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS
     from bi_inductor.templates.cumsum import configurations as scan
     from bi_inductor.templates.matmul import configurations as matmul
+    from bi_inductor.templates.scatter import configurations as scatter
 
     if operator == POINTWISE:
         return TritonKernel("")
@@ -66,6 +70,8 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         return TritonKernel(_text({"UNROLL": CONSTANTS["UNROLL"], "BLOCK": CONSTANTS["BLOCK"]}, WARPS, STAGES))
     if operator in SCANS:
         return TritonKernel(_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
+    if operator in SCATTERS:
+        return TritonKernel(_text(scatter.CONSTANTS, WARPS, STAGES))
     if operator in ("matmul", "grouped_matmul"):
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)

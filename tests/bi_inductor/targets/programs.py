@@ -151,6 +151,19 @@ def scans():
     return model, torch.empty(16, 40, 50, device="meta")
 
 
+def scatters():
+    """Every reduction by an index for each element, whole slices added, and the gradient of a table."""
+    ops = torch.ops.bi_inductor
+
+    def model(x, src, index, tokens, grad):
+        written = [ops.scatter(x, 1, index, src, reduce, False) for reduce in ("set", "sum", "prod", "amax", "amin", "mean")]
+        return written, ops.scatter(x, 1, index[0], src, "sum"), ops.embedding_backward(grad, tokens, 1000, 0)
+
+    with torch.device("meta"):
+        index, tokens = torch.empty(4, 64, dtype=torch.int64), torch.empty(2, 50, dtype=torch.int64)
+        return model, (torch.empty(4, 16), torch.empty(4, 64), index, tokens, torch.empty(2, 50, 384, dtype=torch.bfloat16))
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 

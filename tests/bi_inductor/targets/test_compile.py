@@ -27,11 +27,12 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "scans", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "scans", "scatters", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
         "scans",
+        "scatters",
         "largest",
         "two_layers",
         "unsupported",
@@ -42,8 +43,8 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "scans", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "scans", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "scans", "scatters", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "scans", "scatters", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -114,6 +115,16 @@ def test_scans_contract_nothing(target):
         # The functions of logcumsumexp are made of fma.
         contracted = kernel.instructions(r"fma\.\w+\.(ftz\.)?f(32|64)|v_(pk_)?(fma|mac|mad)_f(32|64)")
         assert bool(contracted) is ("logcumsumexp" in kernel.name), kernel.name
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_scatters_have_no_atomic_operations(target):
+    report = compiled(target)["scatters"]
+    assert report.faults == [] and report.others == ()
+    kernels = [kernel for kernel in report.kernels if "_tem_" in kernel.name]
+    assert len(kernels) == 8
+    for kernel in kernels:
+        assert kernel.alternatives == 0 and not kernel.instructions(r"atom|red\.|global_atomic"), kernel.name
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
