@@ -54,6 +54,7 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
     "rms_norm": lambda x, weight, bias: functional.rms_norm(x, (WIDTH,)),
     "sum": lambda x, weight, bias: x.sum(-1),
     "var": lambda x, weight, bias: x.var(-1),
+    "cumsum": lambda x, weight, bias: x.cumsum(-1),
 }
 
 
@@ -77,10 +78,41 @@ def test_control_torch_varies() -> None:
     assert any(differences((x @ weight)[:m], x[:m] @ weight) for m in BATCHES)
 
 
-@pytest.mark.parametrize("name", ["sum", "var", "softmax", "layer_norm", "rms_norm"])
+@pytest.mark.parametrize("name", ["sum", "var", "softmax", "layer_norm", "rms_norm", "cumsum"])
 def test_bits_of_the_cpp_kernels(name: str) -> None:
     x = randn(17, WIDTH)
     assert_same_bits(compiled(name, x.cuda())(x.cuda()).cpu(), compiled(name, x)(x), name)
+
+
+DEVICE = "cuda"
+
+
+def scattered(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Sums of rows and of elements by an index, and the gradient of a table."""
+    ops, zeros = torch.ops.bi_inductor, x[:9] * 0
+    by_element = ops.scatter(zeros, 0, index[:, None].expand_as(x).contiguous(), x, "sum")
+    return ops.scatter(zeros, 0, index, x, "sum"), by_element, ops.embedding_backward(x, index, 9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_of_the_cpp_scatters(dtype: torch.dtype) -> None:
+    x, index = randn(300, WIDTH, dtype=dtype), torch.randint(9, (300,), generator=torch.Generator().manual_seed(0))
+    run = torch.compile(scattered, backend="batch_invariant")
+    for found, expected in zip(run(x.to(DEVICE), index.to(DEVICE)), scattered(x, index), strict=True):
+        assert_same_bits(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
+    x, weight = randn(100, WIDTH, dtype=dtype).to(DEVICE), randn(4, WIDTH, 96, dtype=dtype, seed=1).to(DEVICE)
+    grouped = torch.compile(torch.ops.bi_inductor.grouped_matmul, backend="batch_invariant")
+    product = torch.compile(torch.ops.bi_inductor.matmul, backend="batch_invariant")
+    for ends in ([0, 1, 18, 90], [30, 30, 99, 100]):
+        found = grouped(x, weight, torch.tensor(ends, device=DEVICE))
+        for group, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+            if first < last:
+                assert_same_bits(found[first:last], product(x[first:last], weight[group]), f"rows {first} to {last}")
+        assert_same_bits(found[ends[-1] :], torch.zeros_like(found[ends[-1] :]), "rows of no group")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
