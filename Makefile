@@ -5,7 +5,7 @@
 # make coverage  write docs/coverage.md from the table of classes and the record of torch's operator table
 # make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
-# make bench   compare with stock Inductor and eager
+# make bench   compare with stock Inductor and eager, about five minutes; make bench-full  every row and competitor, about an hour
 # make clean   remove caches and build outputs; make distclean removes the environments too
 #
 # Each of them creates the environment it needs first. Only Python 3.11 or newer, g++ and make must be there.
@@ -42,7 +42,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/$(CACHE)
 # A name set outside must not decide which packages the environment sees.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-full test-vllm models coverage lint bench install clean distclean
+.PHONY: demo test test-full test-vllm models coverage lint bench bench-full install clean distclean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -77,6 +77,9 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+bench-full: $(READY)
+	$(VENV)/bin/python -m benchmarks --full $(BENCH_ARGS)
 
 install: $(READY)
 

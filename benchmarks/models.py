@@ -1,4 +1,4 @@
-"""The models that are measured: MiniLM with trained weights, and a Llama in plain torch."""
+"""The models that are measured: MiniLM with trained weights; a Llama in plain torch, a ViT-tiny and a ResNet-18 with seeded ones."""
 
 from __future__ import annotations
 
@@ -154,3 +154,32 @@ class SentenceEncoder(nn.Module):
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return functional.normalize((hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9), dim=-1)
+
+
+def vision_transformer() -> nn.Module:
+    """ViT-tiny (12 layers, hidden size 192) with seeded random weights: float32 [batch, 3, 224, 224] -> [batch, 192]."""
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    return _Pooled(ViTModel(ViTConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768)))
+
+
+def residual_network() -> nn.Module:
+    """ResNet-18 with seeded random weights: float32 [batch, 3, 224, 224] -> [batch, 512, 1, 1]."""
+    from transformers import ResNetConfig, ResNetModel
+
+    torch.manual_seed(0)
+    shape = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
+    return _Pooled(ResNetModel(shape))
+
+
+class _Pooled(nn.Module):
+    """A vision model of transformers, called with pixels, giving its pooled output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        pooled: Tensor = self.model(pixel_values=pixels).pooler_output
+        return pooled

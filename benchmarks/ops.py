@@ -6,9 +6,7 @@ Shapes are those of docs/performance.md. Ratios below 1 mean that ours is faster
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.bench import BACKENDS, RESULTS, compiled, print_header, print_means, print_row
-from benchmarks.timing import Measurement, environment, headline, measure
+from benchmarks.competitors import FEW, calls
+from benchmarks.measurement import Measurement
+from benchmarks.record import RESULTS, Record
+from benchmarks.table import Table
+from benchmarks.timing import environment, headline, measure
 
 
 class Op(NamedTuple):
@@ -44,13 +45,14 @@ def ops(dtype: torch.dtype) -> Iterator[Op]:
         weight = torch.randn(size, size, dtype=dtype) / size**0.5
         for rows in (1, 4, 16, 64, 256):
             yield Op(f"linear {size}x{size}, {rows} rows", functional.linear, (torch.randn(rows, size, dtype=dtype), weight))
-    for rows, length in ((1, 4096), (64, 1024), (1024, 768)):
+    for rows, length in ((1, 4096), (1, 2**22), (64, 1024), (1024, 768), (16384, 64), (16384, 16)):
         x, weight = torch.randn(rows, length, dtype=dtype), torch.randn(length, dtype=dtype)
         shape = f"{rows}x{length}"
         yield Op(f"softmax {shape}", lambda x: torch.softmax(x, -1), (x,))
         yield Op(f"layer_norm {shape}", lambda x, weight: functional.layer_norm(x, weight.shape, weight, weight), (x, weight))
         yield Op(f"rms_norm {shape}", lambda x, weight: functional.rms_norm(x, weight.shape, weight), (x, weight))
         yield Op(f"sum {shape}", lambda x: x.sum(-1), (x,))
+        yield Op(f"var {shape}", lambda x: x.var(-1), (x,))
     padded = (torch.arange(128) >= 37).expand(8, 1, 128, 128)
     yield _attention("causal", 1, 8, 128, 128, dtype, is_causal=True)
     yield _attention("37 left pads", 8, 4, 128, 128, dtype, mask=padded)
@@ -64,31 +66,29 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "float64"])
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per op (default 15)")
     parser.add_argument("--block", type=float, default=0.02, metavar="SECONDS", help="length of one variant's turn")
-    parser.add_argument("--json", nargs="?", const=str(RESULTS / "ops.json"), metavar="FILE", help="also write JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the JSON goes (default benchmarks/results/)")
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error(f"--rounds is {arguments.rounds}; at least 2 are needed for a median and quartiles")
     torch.manual_seed(0)
     print(f"{headline()}, {arguments.dtype}")
-    print_header()
+    table = Table(FEW)
+    table.print_header()
     results: dict[str, Measurement] = {}
     with torch.no_grad():
         for op in ops(getattr(torch, arguments.dtype)):
             if arguments.only not in op.name:
                 continue
             torch.compiler.reset()
-            functions = {name: compiled(op.function, backend) for name, backend in BACKENDS.items()}
-            calls = {name: lambda f=function, a=op.arguments: f(*a) for name, function in functions.items()}
-            results[op.name] = measure(calls, rounds=arguments.rounds, seconds_per_block=arguments.block)
-            print_row(op.name, results[op.name])
+            timed = calls(FEW, op.function, op.arguments, op.arguments[0].shape[0])
+            results[op.name] = measure(timed, rounds=arguments.rounds, seconds_per_block=arguments.block)
+            table.print_row(op.name, results[op.name])
     if not results:
         parser.error(f"--only {arguments.only!r} matches no op")
-    print_means(results)
-    if arguments.json:
-        path = Path(arguments.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"environment": environment(), "dtype": arguments.dtype, "ops": {n: asdict(m) for n, m in results.items()}}
-        path.write_text(json.dumps(record, indent=2) + "\n")
+    table.print_means(results)
+    path = arguments.json or RESULTS / f"ops-{arguments.dtype}.json"
+    Record(f"ops {arguments.dtype}", environment(), results, {}).write(path)
+    print(f"\nwritten to {path}")
 
 
 if __name__ == "__main__":
