@@ -6,6 +6,7 @@
 # make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
 # make bench   compare with stock Inductor and eager, about five minutes; make bench-full  every row and competitor, about an hour
+# make bench-scaling  time and memory while one size grows, with a plot; installs matplotlib first
 # make clean   remove caches and build outputs; make distclean removes the environments too
 #
 # Each of them creates the environment it needs first. Only Python 3.11 or newer, g++ and make must be there.
@@ -42,7 +43,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/$(CACHE)
 # A name set outside must not decide which packages the environment sees.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-full test-vllm models coverage lint bench bench-full install clean distclean
+.PHONY: demo test test-full test-vllm models coverage lint bench bench-full bench-scaling install clean distclean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -80,6 +81,10 @@ bench: $(READY)
 
 bench-full: $(READY)
 	$(VENV)/bin/python -m benchmarks --full $(BENCH_ARGS)
+
+bench-scaling: $(READY)
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
+	$(VENV)/bin/python -m benchmarks.scaling $(BENCH_ARGS)
 
 install: $(READY)
 
