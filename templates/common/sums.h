@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "fold.h"
 #include "vector.h"
 
 namespace bi {
@@ -94,45 +95,109 @@ BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
   });
 }
 
-// The lane sum of n terms; see accumulate_lanes for `step`.
+// Folds `count` (a power of two) vectors of lanes by halves into one.
+template <int count, class A>
+BI_INLINE Vec<A> fold_vectors(Vec<A>* lanes) {
+#pragma GCC unroll 4
+  for (int half = count / 2; half >= 1; half /= 2)
+#pragma GCC unroll 8
+    for (int j = 0; j < half; j++) lanes[j] = lanes[j] + lanes[j + half];
+  return lanes[0];
+}
+
+// eight_lanes for 8 * vectors / 2 < n <= 8 * vectors terms, all in registers. Lanes without a term are +0 and adding +0 to a lane changes
+// nothing, so the vectors that no term reaches are left out.
+template <class A, int vectors, class Step>
+BI_INLINE Vec<A> few_eight_lanes(int64_t n, const Step& step) {
+  Vec<A> lanes[vectors];
+#pragma GCC unroll 8
+  for (int j = 0; j < vectors; j++) {
+    const int64_t left = n - 8 * j;
+    if (j < vectors / 2 || left >= 8)
+      lanes[j] = step(Vec<A>::zero(), 8 * j, Full());
+    else
+      lanes[j] = left > 0 ? step(Vec<A>::zero(), 8 * j, left) : Vec<A>::zero();
+  }
+  return fold_vectors<vectors>(lanes);
+}
+
+// The lane sum of n terms up to its last eight lanes; see accumulate_lanes for `step`.
 template <class A, int group = accumulators<A>, class Step>
-BI_INLINE A lane_sum(int64_t n, const Step& step) {
+BI_INLINE Vec<A> eight_lanes(int64_t n, const Step& step) {
   Vec<A> lanes[16];
   if (n < sum_lanes) {
-    // Lanes without a term are +0 and adding +0 to a lane changes nothing, so only the vectors in use are folded.
+    // As in few_eight_lanes, for any number of vectors.
     int used = 0;
     for_each_vector(n, [&](int64_t i, auto count) __attribute__((always_inline)) {
       lanes[used++] = step(Vec<A>::zero(), i, count);
     });
-    if (used == 0) return A(0);
+    if (used == 0) return Vec<A>::zero();
     int width = 1;
     while (width < used) width *= 2;
     for (int half = width / 2; half >= 1; half /= 2)
       for (int j = 0; j < half; j++)
         if (j + half < used) lanes[j] = lanes[j] + lanes[j + half];
-    return fold_lanes<1>(lanes);
+    return lanes[0];
   }
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
   accumulate_lanes<A, group>(lanes, n, step);
-  return fold_lanes<16>(lanes);
+  return fold_vectors<16>(lanes);
+}
+
+// The lane sum of n terms.
+template <class A, int group = accumulators<A>, class Step>
+BI_INLINE A lane_sum(int64_t n, const Step& step) {
+  const Vec<A> lanes = eight_lanes<A, group>(n, step);
+  return fold_lanes<1>(&lanes);
+}
+
+// Rows whose sums are folded together, and how long they may be where they are read again after the sum: eight of them fit L1.
+constexpr int64_t rows_together = 8, longest_together = 768;
+
+// totals[r] = the lane sum of n terms of row r, for `rows` <= rows_together rows; step_of(r) is the step of that row.
+// Short rows would spend most of their time on the fold and on finding out how long they are.
+template <class A, int group = accumulators<A>, class StepOf>
+BI_INLINE Vec<A> lane_sums(int64_t rows, int64_t n, const StepOf& step_of) {
+  Vec<A> lanes[rows_together];
+  if (n <= 8)
+    for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 1>(n, step_of(r));
+  else if (n <= 16)
+    for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 2>(n, step_of(r));
+  else if (n <= 32)
+    for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 4>(n, step_of(r));
+  else if (n <= 64)
+    for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 8>(n, step_of(r));
+  else
+    for (int64_t r = 0; r < rows; r++) lanes[r] = eight_lanes<A, group>(n, step_of(r));
+  for (int64_t r = rows; r < rows_together; r++) lanes[r] = Vec<A>::zero();
+  return fold_eight(lanes);
 }
 
 // Steps of the two sums that most ops need: x, and the squares of x - center.
 template <class A, class T>
+BI_INLINE auto sum_step(const T* x) {
+  return [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) { return accumulator + load<A>(x + i, count); };
+}
+template <class A, class T>
+BI_INLINE auto sum_squares_step(const T* x, A center) {
+  const Vec<A> c = Vec<A>::fill(center);
+  return [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    const Vec<A> deviation = first_lanes(load<A>(x + i, count) - c, count);
+    return fma(deviation, deviation, accumulator);
+  };
+}
+
+// An addition takes its operand from memory, so with sum_step all registers can accumulate, and the row is read in one sweep.
+template <class A>
+constexpr int sum_accumulators = sizeof(A) == 4 ? 16 : accumulators<A>;
+
+template <class A, class T>
 BI_INLINE A sum_row(int64_t n, const T* x) {
-  // An addition takes its operand from memory, so here all registers can accumulate, and the row is read in one sweep.
-  constexpr int group = sizeof(A) == 4 ? 16 : accumulators<A>;
-  return lane_sum<A, group>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
-    return accumulator + load<A>(x + i, count);
-  });
+  return lane_sum<A, sum_accumulators<A>>(n, sum_step<A>(x));
 }
 template <class A, class T>
 BI_INLINE A sum_squares_row(int64_t n, const T* x, A center) {
-  const Vec<A> c = Vec<A>::fill(center);
-  return lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
-    const Vec<A> deviation = first_lanes(load<A>(x + i, count) - c, count);
-    return fma(deviation, deviation, accumulator);
-  });
+  return lane_sum<A>(n, sum_squares_step(x, center));
 }
 
 constexpr int64_t column_block = 512;

@@ -185,6 +185,7 @@ struct Vec<float> {
   friend BI_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
   friend BI_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
   friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  friend BI_INLINE Vec square_root(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
   // Exact maximum; NaN in either operand gives NaN.
   friend BI_INLINE Vec maximum(Vec a, Vec b) {
     const __m256 nan = _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q);  // maxps already returns b when either is NaN
@@ -242,6 +243,7 @@ struct Vec<double> {
   friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_pd(a.lo, b.lo, c.lo), _mm256_fmadd_pd(a.hi, b.hi, c.hi)};
   }
+  friend BI_INLINE Vec square_root(Vec a) { return {_mm256_sqrt_pd(a.lo), _mm256_sqrt_pd(a.hi)}; }
   static BI_INLINE __m256d max4(__m256d a, __m256d b) {
     return _mm256_blendv_pd(_mm256_max_pd(a, b), a, _mm256_cmp_pd(a, a, _CMP_UNORD_Q));
   }
@@ -304,6 +306,9 @@ struct Vec {
   }
   friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return map([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+  }
+  friend BI_INLINE Vec square_root(Vec a) {
+    return map([&](int i) { return std::sqrt(a.v[i]); });
   }
   friend BI_INLINE Vec maximum(Vec a, Vec b) {
     return map([&](int i) { return a.v[i] != a.v[i] || a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

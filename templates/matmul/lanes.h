@@ -7,6 +7,7 @@
 
 #include <type_traits>
 
+#include "../common/fold.h"
 #include "../common/registers.h"
 #include "../common/vector.h"
 
@@ -32,32 +33,6 @@ template <class A>
 BI_INLINE Vec<A> fold_parts(const Sixteen<A>* parts) {
   return parts[0].fold();
 }
-
-// Folds eight 8-lane sums at once: element i of the result is the sum of sums[i] (steps 2 and 3 of docs/numerics.md section 2).
-template <class A>
-BI_INLINE Vec<A> fold_eight(const Vec<A>* sums) {
-  A folded[8];
-  for (int i = 0; i < 8; i++) folded[i] = fold_lanes<1>(sums + i);
-  return Vec<A>::load(folded);
-}
-
-#if BI_AVX2
-template <>
-BI_INLINE Vec<float> fold_eight(const Vec<float>* sums) {
-  __m256 four[4], two[2];
-  // The fold pairs lane j with lane j + half; addition commutes, so a pair may stand in either order.
-  for (int i = 0; i < 4; i++) {
-    const __m256 a = sums[i].v, b = sums[i + 4].v;
-    four[i] = _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
-  }
-  for (int i = 0; i < 2; i++) {
-    const __m256 a = four[2 * i], b = four[2 * i + 1];
-    two[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
-  }
-  const __m256 one = _mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88), _mm256_shuffle_ps(two[0], two[1], 0xdd));
-  return {_mm256_add_ps(one, _mm256_setzero_ps())};
-}
-#endif
 
 // sums[i * sums_row + j] = lane sum of a[i * a_row + k] * b[j * b_column + k]. `a` holds the accumulation type, padded with zeros to a
 // multiple of 16 along K; `b` is never read past `k`. `prefetch` asks for the columns that follow these.

@@ -23,6 +23,25 @@ BI_INLINE Moments<A> row_moments(bool centered, int64_t n, A eps, const T* x) {
   return {mean, A(1) / std::sqrt(squares / A(n) + eps)};
 }
 
+// row_moments of `count` <= rows_together rows.
+template <class A, class T>
+BI_INLINE void moments_of_rows(bool centered, int64_t count, int64_t n, A eps, const T* x, int64_t x_row, A* mean, A* rstd) {
+  if (n > longest_together) {
+    for (int64_t r = 0; r < count; r++) {
+      const Moments<A> moments = row_moments(centered, n, eps, x + r * x_row);
+      mean[r] = moments.mean, rstd[r] = moments.rstd;
+    }
+    return;
+  }
+  const Vec<A> terms = Vec<A>::fill(A(n));
+  Vec<A> means = Vec<A>::zero();
+  if (centered)
+    means = lane_sums<A, sum_accumulators<A>>(count, n, [=](int64_t r) { return sum_step<A>(x + r * x_row); }) / terms;
+  means.store(mean);
+  const Vec<A> squares = lane_sums<A>(count, n, [=](int64_t r) { return sum_squares_step(x + r * x_row, mean[r]); });
+  (Vec<A>::fill(A(1)) / square_root(squares / terms + Vec<A>::fill(eps))).store(rstd);
+}
+
 template <bool has_weight, bool has_bias, class A, class T>
 BI_INLINE void normalize_row(int64_t n, Moments<A> moments, const T* x, const T* weight, const T* bias, T* out) {
   const Vec<A> mean = Vec<A>::fill(moments.mean), rstd = Vec<A>::fill(moments.rstd);
@@ -78,11 +97,17 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
           accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
   using A = accumulator_t<T>;
   parallel_for(rows, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) {
-      const detail::Moments<A> moments = detail::row_moments<A>(kind == 0, n, A(eps), x + r * x_row);
-      if (mean_out) mean_out[r] = moments.mean;
-      if (rstd_out) rstd_out[r] = moments.rstd;
-      if (out) detail::normalize_row(n, moments, x + r * x_row, weight, bias, out + r * n);
+    const int64_t group = n > longest_together ? 1 : rows_together;
+    for (int64_t first = begin; first < end; first += group) {
+      const int64_t count = std::min(group, end - first);
+      const T* row = x + first * x_row;
+      A mean[rows_together], rstd[rows_together];
+      detail::moments_of_rows(kind == 0, count, n, A(eps), row, x_row, mean, rstd);
+      for (int64_t r = 0; r < count; r++) {
+        if (mean_out) mean_out[first + r] = mean[r];
+        if (rstd_out) rstd_out[first + r] = rstd[r];
+        if (out) detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * x_row, weight, bias, out + (first + r) * n);
+      }
     }
   });
 }

@@ -195,15 +195,27 @@ void reduce_as(const Finish<A>& finish, const Dims& outer, const Dims& reduced, 
 
   if (sums && reduced.count == 1 && reduced.stride[0] == 1) {
     parallel_for(outputs, cost, int(threads), [&](int64_t begin, int64_t end) {
-      for (int64_t o = begin; o < end; o++) {
-        const T* row = x + outer.offset(o);
-        A total = sum_row<A>(n, row);
+      // Rows that are read twice stay in L1 in between.
+      const bool together = !finish.is_variance() || n <= longest_together;
+      const int64_t group = together ? rows_together : 1;
+      for (int64_t o = begin; o < end; o += group) {
+        const int64_t rows = std::min(group, end - o);
+        const T* row[rows_together];
+        for (int64_t r = 0; r < rows; r++) row[r] = x + outer.offset(o + r);
+        A total[rows_together], mean[rows_together];
+        if (together)
+          lane_sums<A, sum_accumulators<A>>(rows, n, [&](int64_t r) { return sum_step<A>(row[r]); }).store(total);
+        else
+          total[0] = sum_row<A>(n, row[0]);
         if (finish.is_variance()) {
-          const A mean = total / finish.n;
-          if (mean_out) narrow(mean, mean_out + o);
-          total = sum_squares_row(n, row, mean);
+          for (int64_t r = 0; r < rows; r++) mean[r] = total[r] / finish.n;
+          if (mean_out) round(rows, mean, mean_out + o, 1);
+          if (together)
+            lane_sums<A>(rows, n, [&](int64_t r) { return sum_squares_step(row[r], mean[r]); }).store(total);
+          else
+            total[0] = sum_squares_row(n, row[0], mean[0]);
         }
-        finish.write(1, &total, out + o, 1);
+        finish.write(rows, total, out + o, 1);
       }
     });
     return;

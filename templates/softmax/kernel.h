@@ -31,6 +31,49 @@ BI_INLINE A row_maximum(int64_t n, const T* x) {
   return max_lanes(largest[0]);
 }
 
+// Beyond this length of a row the fold of its sum takes less time than a second look at its exponentials.
+constexpr int64_t longest_softmax_together = 256;
+
+// `count` <= rows_together short rows; their maxima and sums are found together.
+template <class T>
+inline void softmax_of_short_rows(bool log, int64_t count, int64_t n, const T* x, int64_t x_row, T* out) {
+  using A = accumulator_t<T>;
+  const int64_t padded = (n + 7) / 8 * 8;
+  A* exponentials = scratch<A>(rows_together * padded);
+  Vec<A> largest[rows_together];
+  for (int64_t r = 0; r < rows_together; r++) largest[r] = Vec<A>::zero();
+  for (int64_t r = 0; r < count; r++) {
+    constexpr A lowest = -std::numeric_limits<A>::infinity();
+    largest[r] = Vec<A>::fill(lowest);
+    for_each_vector(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+      largest[r] = larger(load<A>(x + r * x_row + i, lanes, lowest), largest[r]);
+    });
+  }
+  A maximum[rows_together], sum[rows_together];
+  join_eight<Larger>(largest).store(maximum);
+  for (int64_t r = 0; r < count; r++) {
+    const Vec<A> m = Vec<A>::fill(maximum[r]);
+    for_each_vector(n, [=](int64_t i, auto lanes) __attribute__((always_inline)) {
+      first_lanes(exp_nonpositive(load<A>(x + r * x_row + i, lanes) - m), lanes).store(exponentials + r * padded + i);
+    });
+  }
+  // Zeros behind the last term change no sum.
+  lane_sums<A, sum_accumulators<A>>(count, padded, [=](int64_t r) { return sum_step<A>(exponentials + r * padded); }).store(sum);
+  for (int64_t r = 0; r < count; r++) {
+    if (log) {
+      const Vec<A> m = Vec<A>::fill(maximum[r]), log_sum = Vec<A>::fill(std::log(sum[r]));
+      for_each_vector(n, [=](int64_t i, auto lanes) __attribute__((always_inline)) {
+        store((load<A>(x + r * x_row + i, lanes) - m) - log_sum, out + r * n + i, lanes);
+      });
+    } else {
+      const Vec<A> denominator = Vec<A>::fill(sum[r]);
+      for_each_vector(n, [=](int64_t i, auto lanes) __attribute__((always_inline)) {
+        store(Vec<A>::load(exponentials + r * padded + i) / denominator, out + r * n + i, lanes);
+      });
+    }
+  }
+}
+
 }  // namespace detail
 
 // x and out are rows x n with element stride 1; x's rows are x_row elements apart, out is contiguous. log: 0 softmax, 1 log_softmax.
@@ -38,6 +81,11 @@ template <class T>
 void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
   using A = accumulator_t<T>;
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
+    if (n <= detail::longest_softmax_together) {
+      for (int64_t r = begin; r < end; r += rows_together)
+        detail::softmax_of_short_rows(log != 0, std::min(rows_together, end - r), n, x + r * x_row, x_row, out + r * n);
+      return;
+    }
     A* exponentials = log ? nullptr : scratch<A>(n + 7);
     for (int64_t r = begin; r < end; r++) {
       const T* row = x + r * x_row;

@@ -10,13 +10,15 @@ from tests import reference
 from tests.templates.rows import DTYPES, assert_rows_invariant, assert_same_bits, randn, relative_error
 
 ops = torch.ops.bi_inductor
+# More rows than are folded together; lengths on both sides of where that stops.
+SHAPES = [(3, 1), (19, 7), (4, 64), (19, 24), (2, 5, 129), (19, 768), (10, 1000)]
 AFFINE = [(True, True), (True, False), (False, True), (False, False)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("affine", AFFINE, ids=str)
 def test_layer_norm_bits_of_the_reference(affine: tuple[bool, bool], dtype: torch.dtype) -> None:
-    for shape in [(3, 1), (3, 7), (4, 64), (2, 5, 129), (3, 1000)]:
+    for shape in SHAPES:
         x = randn(*shape, dtype=dtype) + 1
         weight, bias = (randn(shape[-1], dtype=dtype, seed=i) if on else None for i, on in enumerate(affine))
         y, mean, rstd = reference.layer_norm(x, [shape[-1]], weight, bias, 1e-5)
@@ -29,7 +31,7 @@ def test_layer_norm_bits_of_the_reference(affine: tuple[bool, bool], dtype: torc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 def test_rms_norm_bits_of_the_reference(affine: bool, dtype: torch.dtype) -> None:
-    for shape in [(3, 1), (3, 7), (4, 64), (2, 5, 129), (3, 1000)]:
+    for shape in SHAPES:
         x = randn(*shape, dtype=dtype)
         weight = randn(shape[-1], dtype=dtype, seed=1) if affine else None
         y, rstd = reference.rms_norm(x, [shape[-1]], weight, 1e-6)
@@ -52,10 +54,11 @@ def test_group_norm_bits_of_the_reference(affine: tuple[bool, bool], dtype: torc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_are_invariant(dtype: torch.dtype) -> None:
-    weight, bias = randn(515, dtype=dtype, seed=1), randn(515, dtype=dtype, seed=2)
-    x = randn(256, 515, dtype=dtype)
-    assert_rows_invariant(lambda rows: ops.layer_norm(rows, 1, weight, bias, 1e-5), x)
-    assert_rows_invariant(lambda rows: ops.rms_norm(rows, 1, weight, 1e-6), x)
+    for n in (24, 515, 1030):
+        weight, bias = randn(n, dtype=dtype, seed=1), randn(n, dtype=dtype, seed=2)
+        x = randn(256, n, dtype=dtype)
+        assert_rows_invariant(lambda rows, w=weight, b=bias: ops.layer_norm(rows, 1, w, b, 1e-5), x)
+        assert_rows_invariant(lambda rows, w=weight: ops.rms_norm(rows, 1, w, 1e-6), x)
     channels = randn(6, dtype=dtype, seed=3)
     images = randn(256, 6, 15, dtype=dtype)
     assert_rows_invariant(lambda rows: ops.group_norm(rows, 2, channels, channels, 1e-5), images)

@@ -13,7 +13,9 @@ from tests import reference
 from tests.templates.rows import DTYPES, assert_rows_invariant, assert_same_bits, randn, relative_error
 
 ops = torch.ops.bi_inductor
-SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 1000, 4097]
+SIZES = [1, 2, 7, 8, 9, 16, 17, 31, 33, 40, 63, 64, 65, 127, 128, 129, 255, 1000, 4097]
+# Two groups of rows that are folded together, and a part of one.
+ROWS = 19
 
 
 def reduce(op: str, x: torch.Tensor, dims: list[int], keepdim: bool = False) -> torch.Tensor:
@@ -24,11 +26,11 @@ def reduce(op: str, x: torch.Tensor, dims: list[int], keepdim: bool = False) -> 
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "var", "std"])
 def test_bits_of_the_reference(op: str, dtype: torch.dtype) -> None:
     for n in SIZES:
-        x = randn(3, n, dtype=dtype) * (0.5 if op == "prod" else 1)
+        x = randn(ROWS, n, dtype=dtype) * (0.5 if op == "prod" else 1)
         expected = reference.reduce(op, x, [1])
         assert_same_bits(reduce(op, x, [1]), expected, f"rows of {n}")
         assert_same_bits(reduce(op, x.t().contiguous(), [0]), expected, f"columns of {n}")
-        wide = torch.zeros(3, 2 * n + 1, dtype=dtype)
+        wide = torch.zeros(ROWS, 2 * n + 1, dtype=dtype)
         wide[:, 1::2] = x
         assert_same_bits(reduce(op, wide[:, 1::2], [1]), expected, f"strided rows of {n}")
 
@@ -48,7 +50,8 @@ def test_every_set_of_dims_in_every_layout(op: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", ["sum", "mean", "var"])
 def test_rows_are_invariant(op: str, dtype: torch.dtype) -> None:
-    assert_rows_invariant(lambda x: reduce(op, x, [1]), randn(256, 515, dtype=dtype))
+    for n in (24, 515, 1030):
+        assert_rows_invariant(lambda x: reduce(op, x, [1]), randn(256, n, dtype=dtype))
 
 
 def test_columns_do_not_see_each_other() -> None:
