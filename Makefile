@@ -5,7 +5,7 @@
 # make coverage  write docs/coverage.md from the table of classes and the record of torch's operator table
 # make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
-# make bench   compare with stock Inductor and eager, about five minutes; make bench-full  every row and competitor, about an hour
+# make bench   compare with stock Inductor and eager; make bench-full  with every row and competitor, which takes far longer
 # make bench-scaling  time and memory while one size grows, with a plot; installs matplotlib first
 # make clean   remove caches and build outputs; make distclean removes the environments too
 #

@@ -19,6 +19,8 @@ from benchmarks.measurement import AGAINST_STOCK
 from benchmarks.record import Record, RecordError, read
 
 Quartiles = tuple[float, float, float]
+# Rows of one file alone that are named; the others are counted.
+NAMED = 4
 
 
 class Verdict(enum.Enum):
@@ -72,7 +74,8 @@ def _remarks(before: Record, after: Record) -> Iterator[str]:
     for label, one, other in (("before", before, after), ("after", after, before)):
         alone = [name for name in one.rows if name not in other.rows]
         if alone:
-            yield f"note: only {label}: {'; '.join(alone)}"
+            more = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
+            yield f"note: only {label}: {'; '.join(alone[:NAMED])}{more}"
 
 
 def _quartiles(value: Quartiles) -> str:
