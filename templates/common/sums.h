@@ -105,12 +105,12 @@ BI_INLINE Vec<A> fold_vectors(Vec<A>* lanes) {
   return lanes[0];
 }
 
-// eight_lanes for 8 * vectors / 2 < n <= 8 * vectors terms, all in registers. Lanes without a term are +0 and adding +0 to a lane changes
+// eight_lanes for 8 * vectors / 2 < n <= 8 * vectors terms, without a loop. Lanes without a term are +0 and adding +0 to a lane changes
 // nothing, so the vectors that no term reaches are left out.
 template <class A, int vectors, class Step>
 BI_INLINE Vec<A> few_eight_lanes(int64_t n, const Step& step) {
   Vec<A> lanes[vectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int j = 0; j < vectors; j++) {
     const int64_t left = n - 8 * j;
     if (j < vectors / 2 || left >= 8)
@@ -167,6 +167,8 @@ BI_INLINE Vec<A> lane_sums(int64_t rows, int64_t n, const StepOf& step_of) {
     for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 4>(n, step_of(r));
   else if (n <= 64)
     for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 8>(n, step_of(r));
+  else if (n <= sum_lanes)
+    for (int64_t r = 0; r < rows; r++) lanes[r] = few_eight_lanes<A, 16>(n, step_of(r));
   else
     for (int64_t r = 0; r < rows; r++) lanes[r] = eight_lanes<A, group>(n, step_of(r));
   for (int64_t r = rows; r < rows_together; r++) lanes[r] = Vec<A>::zero();

@@ -11,7 +11,7 @@ from tests.templates.rows import DTYPES, assert_rows_invariant, assert_same_bits
 
 ops = torch.ops.bi_inductor
 # More rows than are folded together; lengths on both sides of where that stops.
-SHAPES = [(3, 1), (19, 7), (4, 64), (19, 24), (2, 5, 129), (19, 768), (10, 1000)]
+SHAPES = [(3, 1), (19, 7), (4, 64), (19, 24), (19, 100), (2, 5, 129), (19, 768), (10, 1000)]
 AFFINE = [(True, True), (True, False), (False, True), (False, False)]
 
 

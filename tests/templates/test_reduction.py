@@ -13,7 +13,7 @@ from tests import reference
 from tests.templates.rows import DTYPES, assert_rows_invariant, assert_same_bits, randn, relative_error
 
 ops = torch.ops.bi_inductor
-SIZES = [1, 2, 7, 8, 9, 16, 17, 31, 33, 40, 63, 64, 65, 127, 128, 129, 255, 1000, 4097]
+SIZES = [1, 2, 7, 8, 9, 16, 17, 31, 33, 40, 63, 64, 65, 96, 100, 127, 128, 129, 255, 1000, 4097]
 # Two groups of rows that are folded together, and a part of one.
 ROWS = 19
 
