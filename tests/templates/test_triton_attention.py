@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bi_inductor.templates import gpu
+from bi_inductor.templates.attention.configurations import configuration
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import Interpreter
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
@@ -65,6 +67,26 @@ def test_prefill_is_decode_and_padding_changes_nothing(interpreter: Interpreter,
     # Control: keys in another order are other sums.
     reversed_keys = interpreter.run(run_compiled, attend, q[:, :, -1:], k.flip(2), v.flip(2))
     assert differences(reversed_keys, decoded) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_window_that_left_whole_chunks_behind_is_the_prefill(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    """The limit that docs/numerics.md states: chunks are counted from the first key that the call sees."""
+    chunk = configuration(gpu.DEFAULT, dtype, 24).chunk
+    keys, window = 3 * chunk + 20, chunk + 10
+    q, k, v = operands(keys, keys, dtype)
+    places = torch.arange(keys)
+    mask = (places <= places[:, None]) & (places > places[:, None] - window)
+    # The first query whose window has left one chunk behind, and those after it; then the same where the cache has dropped these keys.
+    first = chunk + window - 1
+    behind = [(q[:, :, n : n + 2], k, v, mask[n : n + 2]) for n in (first, first + 1, first + 5, first + chunk)]
+    dropped = (q[:, :, first:], k[:, :, chunk:], v[:, :, chunk:], mask[first:, chunk:])
+    whole, aligned, *others, next_aligned, cached = interpreter.run(run_batches, attend, [(q, k, v, mask), *behind, dropped])
+    assert_same_bits(aligned, whole[:, :, first : first + 2], "one chunk left behind")
+    assert_same_bits(next_aligned, whole[:, :, first + chunk : first + chunk + 2], "two chunks left behind")
+    assert_same_bits(cached, whole[:, :, first:], "one chunk dropped")
+    # Control: the window has left a chunk and some keys behind.
+    assert sum(differences(other, whole[:, :, n : n + 2]) for other, n in zip(others, (first + 1, first + 5), strict=True)) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
