@@ -103,11 +103,13 @@ def compile_with(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     from bi_inductor.passes.decompositions import decomposition_table
+    from bi_inductor.passes.flex_attention import warn_of_flex_attention
     from bi_inductor.passes.mixing import describe_inputs
     from bi_inductor.passes.post_grad import PostGradPass
     from bi_inductor.templates import register_lowerings
 
     register_lowerings()
+    warn_of_flex_attention(gm, own)
     version = source_hash()
     patches["cpu_backend"] = cpu_backend
     exempt = {*(["cpp_wrapper"] if packaged else []), *(["cpu_backend"] if cpu_backend != PINS["cpu_backend"].value else [])}

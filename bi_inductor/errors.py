@@ -65,7 +65,7 @@ class OpaqueOpWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """An op without a template runs with torch's kernel, one sample at a time on one thread: invariant, and slow."""
+    """An op without a template is invariant at a cost: torch's kernel runs on one sample at a time, or parts of it hold more memory."""
 
 
 def no_compiler(tried: object) -> CompilerError:

@@ -18,8 +18,8 @@ class Options:
 
     Attributes:
         strict: a custom op whose numerics are unknown, or an op that mixes samples, is an error instead of a warning.
-        allow: names of ops ("aten.geqrf", "mylib.op") that pass: unsupported ones as they are and without an error, custom ones and
-            those that run one sample at a time without a warning.
+        allow: names of ops ("aten.geqrf", "mylib.op") that pass: unsupported ones as they are and without an error, custom ones, those
+            that run one sample at a time and "flex_attention" without a warning.
         batch_dim: the dim of the inputs that holds the samples: one number for all, or a mapping from names of arguments to dims (None: an
             input that all samples share), whose other arguments are found as with None. None: the dynamic dim, else dim 0 (docs/mixing.md).
         trace: a folder into which every compile writes its graphs, their differences, the generated code and a report, each into a

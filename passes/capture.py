@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from bi_inductor.passes.bags import embedding_bag, embedding_bag_with_padding
 from bi_inductor.passes.convolution import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, convolution, transposed_convolution
 from bi_inductor.passes.distances import cdist
+from bi_inductor.passes.flex_attention import flex_attention, flex_attention_op
 from bi_inductor.passes.recurrent import lstm
 from bi_inductor.passes.resizing import grid_sampler_3d
 from bi_inductor.templates.library import DTYPES, accumulation_dtype
@@ -163,6 +164,7 @@ CAPTURED: dict[Any, Callable[..., Any]] = {
     aten.embedding_bag.padding_idx: embedding_bag_with_padding,
     aten.grid_sampler.default: grid_sampler,
     aten.lstm.input: lstm,
+    flex_attention_op: flex_attention,
     **dict.fromkeys(TRANSPOSED_CONVOLUTIONS, transposed_convolution),
     **{overload: convolution for conv in CONVOLUTIONS for overload in (conv.default, conv.padding)},
 }
@@ -174,8 +176,8 @@ def _is_wrapped(x: torch.Tensor) -> bool:
 
 
 def _python_kernel(op: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    # Some ops have a Python kernel of torch's own, others the C++ one.
-    own = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
+    # Some ops have a Python kernel of torch's own (higher-order ones for autograd), others the C++ one.
+    own = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd) or op.py_kernels.get(DispatchKey.Autograd)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # Other threads may be tracing with another backend, other devices and dtypes keep torch's own path.

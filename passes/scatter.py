@@ -205,6 +205,18 @@ def _masked_index_put(rewriter: Rewriter, x: Node, mask: Node, indices: Sequence
     return put
 
 
+# The gradient of a tensor that a score_mod of flex_attention reads at indices (torch 2.13: torch._dynamo._trace_wrapped_higher_order_op).
+@rule("flex_lib::zeros_and_scatter")
+def _zeros_and_scatter(rewriter: Rewriter, shape: Sequence[Any], indices: Sequence[Node], values: Node) -> Node | None:
+    """Adding at indices of a tensor of zeros, in the order of the values."""
+    value = values.meta["val"]
+    if value.dtype not in DTYPES:
+        return None
+    zeros = rewriter.emit(aten.full.default, list(shape), 0.0, dtype=value.dtype, device=value.device, pin_memory=False)
+    put: Node | None = _index_put(rewriter, zeros, indices, values, True)
+    return put
+
+
 def _product(sizes: Sequence[Any]) -> int:
     """The number of elements as reshape takes it: -1 when a size is symbolic."""
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1

@@ -43,6 +43,7 @@ BECOMES = {
     "bilinear": "matmul",
     "cdist": "sum, amax or matmul",
     "embedding_bag": "scatter",
+    "flex_attention": "attention; pointwise ops and matmul for the scores",
     "grid_sampler": "gathers and pointwise ops",
     "linear": "matmul",
     "rms_norm": "rms_norm",
@@ -103,7 +104,7 @@ def _operator(name: str) -> str:
 def taken_apart() -> list[Row]:
     """The ops that are captured whole or decomposed by bi_inductor before graphs are classified."""
     captured = {op_name(op) for op in CAPTURED}
-    found = [Row(name, "captured", BECOMES.get(name.partition(".")[2], "matmul"), FLOATS) for name in captured]
+    found = [Row(name, "captured", BECOMES.get(name.rpartition(".")[2], "matmul"), FLOATS) for name in captured]
     sources: Sequence[tuple[Iterable[Any], str, str]] = (
         (pooling.DECOMPOSITIONS, "windows gathered, summed or scattered", FLOATS),
         (distances.DECOMPOSITIONS, "pointwise ops and sums", FLOATS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bi_inductor.templates import gpu
 from bi_inductor.templates.attention.configurations import configuration
@@ -141,3 +142,43 @@ def test_a_model_is_made_of_templates(interpreter: Interpreter) -> None:
     found, codes = interpreter.run(code_of, block, x, weight)
     assert "extern_kernels." not in codes[0] and codes[0].count("@triton_heuristics.template") == 2
     assert_same_bits(found[1:], interpreter.run(run_compiled, block, x[1:], weight), "alone")
+
+
+def capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flex attention of the last queries with Gemma's cap on scores; ``starts`` holds the first key of each sample."""
+    queries, keys = q.shape[2], k.shape[2]
+
+    def mask(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j <= i + keys - queries) & (j >= starts[b])
+
+    def cap(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.tanh(score / 2)
+
+    blocks = create_block_mask(mask, q.shape[0], None, queries, keys, device=q.device, BLOCK_SIZE=16)
+    result: tuple[torch.Tensor, torch.Tensor] = flex_attention(q, k, v, cap, blocks, enable_gqa=True, return_lse=True)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_flex_attention_is_made_of_templates(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    q, k, v = operands(21, 21, dtype)
+    starts = torch.tensor([0, 3])
+    padded = [torch.cat([torch.full_like(t[:, :, :7], float("nan")), t], 2) for t in (k, v)]
+    calls = [
+        (q, k, v, starts),
+        (q[:, :, -2:], k, v, starts),
+        (torch.cat([q[:, :, :7], q], 2), *padded, starts + 7),
+        (q[1:], k[1:], v[1:], starts[1:]),
+    ]
+    (whole, sums), (decoded, decoded_sums), (left, _), (alone, alone_sums) = interpreter.run(run_batches, capped, calls)
+    assert_same_bits(decoded, whole[:, :, -2:], "the last tokens")
+    assert_same_bits(decoded_sums, sums[:, :, -2:], "sums of the last tokens")
+    # Queries of sample 1 before its first key see none.
+    assert_same_bits(left[:, :, 7:], whole, "left padding")
+    assert_same_bits(alone, whole[1:], "alone")
+    assert_same_bits(alone_sums, sums[1:], "sums alone")
+    _, codes = interpreter.run(code_of, capped, q, k, v, starts)
+    assert "extern_kernels." not in codes[0] and codes[0].count("@triton_heuristics.template") == 3
+    exact, _ = capped(q.double(), k.double(), v.double(), starts)
+    torchs, _ = capped(q, k, v, starts)
+    assert relative_error(whole, exact) <= 1.5 * relative_error(torchs, exact)

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 def pointwise():
@@ -162,6 +163,17 @@ def scatters():
     with torch.device("meta"):
         index, tokens = torch.empty(4, 64, dtype=torch.int64), torch.empty(2, 50, dtype=torch.int64)
         return model, (torch.empty(4, 16), torch.empty(4, 64), index, tokens, torch.empty(2, 50, 384, dtype=torch.bfloat16))
+
+
+def flex():
+    """Flex attention with Gemma's cap on scores and the causal rule; 8 heads of 64 share 2 heads of keys and values."""
+
+    def model(q, k, v):
+        blocks = create_block_mask(lambda b, h, i, j: j <= i, None, None, 128, 128, device=q.device)
+        out, sums = flex_attention(q, k, v, lambda score, b, h, i, j: 50 * torch.tanh(score / 50), blocks, enable_gqa=True, return_lse=True)
+        return out, sums
+
+    return model, tuple(torch.empty(2, heads, 128, 64, dtype=torch.bfloat16, device="meta") for heads in (8, 2, 2))
 
 
 def sums():

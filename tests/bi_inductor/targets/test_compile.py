@@ -39,6 +39,7 @@ PROGRAMS = {
         "one_sample",
         "views_of_views",
         "fails",
+        "flex",
         *BLOCKS,
         *ROWS,
         *OPERATORS,
@@ -174,6 +175,14 @@ def test_what_runs_on_the_cpu_only_is_refused():
 def test_a_sum_over_a_view_of_a_view():
     report = compiled("sm_90")["views_of_views"]
     assert [kernel.alternatives for kernel in report.kernels if "_tem_" in kernel.name] == [0] and report.others == ()
+
+
+def test_flex_attention_is_made_of_templates():
+    report = compiled("sm_90")["flex"]
+    # create_block_mask sorts the numbers of blocks.
+    assert report.faults == [] and set(report.others) == {"torch.ops.aten.sort.stable"}
+    # The scores, what the queries attend to, and the logarithm of the sums.
+    assert [kernel.alternatives for kernel in report.kernels if "_tem_" in kernel.name] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", [*OPERATORS, "one_sample"])
