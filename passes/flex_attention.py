@@ -12,6 +12,7 @@ TransformGetItemToIndex, by which its own reference turns functions of one score
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -74,7 +75,9 @@ def flex_attention(
     else:
         scores = _scores(query, key, scale)
         if not _is_identity(score_mod):
-            scores = _on_all(score_mod, (scores,), scores.shape, score_mod_other_buffers, query.device).to(scores.dtype)
+            scores = _on_all(
+                _with_tensors_for_numbers(score_mod, scores.dtype), (scores,), scores.shape, score_mod_other_buffers, query.device
+            ).to(scores.dtype)
         if mask is not None:
             scores = torch.where(mask, scores, -math.inf)
         # One dim of zeros: every product of a query and a key is zero.
@@ -148,6 +151,22 @@ def _on_all(
     with TransformGetItemToIndex():
         result: torch.Tensor = mapped(*first, *indices, *buffers)
     return result
+
+
+def _with_tensors_for_numbers(function: Any, dtype: torch.dtype) -> Any:
+    """The function with captured floating-point numbers left in the tensors that dynamic shapes carry them in, as ``dtype``.
+
+    Dynamo reads such a number by ``item()``, and torch's decompositions under vmap know no symbolic ones.
+    """
+    if not isinstance(function, GraphModule):
+        return function
+    module = GraphModule(function, copy.deepcopy(function.graph))
+    for node in module.graph.find_nodes(op="call_method", target="item"):
+        number = node.meta.get("example_value")
+        if isinstance(number, (float, torch.SymFloat)):
+            node.target, node.args = "to", (node.args[0], dtype)
+    module.recompile()
+    return module
 
 
 def _placeholders(function: Any) -> list[Node] | None:

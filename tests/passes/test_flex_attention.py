@@ -156,6 +156,21 @@ def test_prefill_is_decode_and_padding_changes_nothing(mod: Mod | None) -> None:
     assert_same_bits(left[:, :, 7:], whole, "left padding")
 
 
+def test_a_number_that_the_score_mod_captures() -> None:
+    """Dynamic shapes leave its value open."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, most: float) -> Tensor:
+        return attend(q, k, v, lambda score, b, h, i, j: most * torch.tanh(score / most))  # type: ignore[no-any-return]  # returns tuples too
+
+    batch = inputs()
+    q, k, v = (batch[name] for name in ("q", "k", "v"))
+    step = compiled(run, dynamic=True)
+    for most in (2.0, 3.0):
+        whole = step(q, k, v, most)
+        assert_same_bits(step(q[2:5], k[2:5], v[2:5], most), whole[2:5], f"capped at {most}")
+        torch.testing.assert_close(whole, run(q, k, v, most), rtol=1e-5, atol=1e-5)
+
+
 def test_without_a_score_mod_it_is_scaled_dot_product_attention() -> None:
     batch = inputs()
     q, k, v, starts = (batch[name] for name in ("q", "k", "v", "starts"))
