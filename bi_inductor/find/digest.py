@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Collection
 
 import torch
-from xxhash import xxh3_64_intdigest
 
 # Bytes copied at a time where the rows do not simply follow each other in memory: strided, on a GPU, or with a NaN in them.
 COPIED = 1 << 20
@@ -82,6 +81,8 @@ def row_digests(rows: torch.Tensor, wanted: Collection[int] | None = None) -> li
 
 def _digests(rows: torch.Tensor, wanted: list[bool]) -> list[int]:
     """Those of rows that follow each other in memory."""
+    from xxhash import xxh3_64_intdigest
+
     size = rows[0].numel() * rows.element_size()
     # Bytes without NumPy, which torch does not require and which lacks bfloat16.
     data = memoryview((ctypes.c_char * (len(wanted) * size)).from_address(rows.data_ptr()))

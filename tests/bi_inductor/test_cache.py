@@ -146,7 +146,7 @@ def test_an_edited_source_misses(kind, package, first):
         rule = "rule(aten.sum.dim_IntList)(_reduction(ops.{}.default))"
         undo = package.edit("passes/rewrite.py", rule.format("sum"), rule.format("mean"))
     elif kind == "template":
-        undo = package.edit("templates/softmax/kernel.h", "Vec<A>::fill(s);", "Vec<A>::fill(s + s);")
+        undo = package.edit("templates/softmax/kernel.h", "Vec<A>::fill(sum[r]);", "Vec<A>::fill(sum[r] + sum[r]);")
     else:
         table = "    return table\n"
         undo = package.edit("passes/decompositions.py", table, "    table[aten.relu.default] = lambda x: x * 0.0 + 1.0\n" + table)
