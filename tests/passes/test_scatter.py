@@ -348,3 +348,28 @@ def test_storing_where_no_two_elements_can_meet_stays_as_it_is() -> None:
 
     text = rewritten(store, f32(3, 4), torch.tensor([1]))
     assert text.count("aten.index_put") == 2 and "scatter" not in text
+
+
+def test_the_gradient_of_a_table_that_a_score_mod_reads() -> None:
+    import torch._dynamo._trace_wrapped_higher_order_op  # defines the op
+
+    expecttest.assert_expected_inline(
+        rewritten(lambda i, values: torch.ops.flex_lib.zeros_and_scatter([5], [i], values), torch.tensor([4, 0, 4, 1]), f32(4)),
+        """\
+inference
+  arg0_1: int64[4]
+  arg1_1: float32[4]
+- zeros_and_scatter = flex_lib.zeros_and_scatter.default([5], [arg0_1], arg1_1) -> float32[5]
+- return (zeros_and_scatter,)
++ full_default = aten.full.default([5], 0.0, dtype=torch.float32, device=cpu, pin_memory=False) -> float32[5]
++ lt_scalar = aten.lt.Scalar(arg0_1, 0) -> bool[4]
++ add_tensor = aten.add.Tensor(arg0_1, 5) -> int64[4]
++ where_self = aten.where.self(lt_scalar, add_tensor, arg0_1) -> int64[4]
++ expand_default = aten.expand.default(arg1_1, [4]) -> float32[4]
++ reshape_default = aten.reshape.default(expand_default, [4]) -> float32[4]
++ reshape_default_1 = aten.reshape.default(full_default, [5]) -> float32[5]
++ reshape_default_2 = aten.reshape.default(where_self, [4]) -> int64[4]
++ scatter_default = bi_inductor.scatter.default(reshape_default_1, 0, reshape_default_2, reshape_default, sum, True) -> float32[5]
++ reshape_default_3 = aten.reshape.default(scatter_default, [5]) -> float32[5]
++ return (reshape_default_3,)""",
+    )
