@@ -228,15 +228,20 @@ def test_control_the_sampler_is_needed(engines: Engines) -> None:
 
 
 def test_stock_is_the_same_with_and_without_the_plugin(engines: Engines) -> None:
-    without = engines(plan("float32", STOCK, {"together": together()}), VLLM_PLUGINS="")["runs"]
-    assert differing(without["together"], engines(stock("float32"))["runs"]["together"]) == []
+    """In one process: with the engine's core in another one, how many requests its first step finds depends on time, and stock on that."""
+    stock_plan = plan("float32", STOCK, {"together": together()})
+    without, installed = (
+        engines(stock_plan, VLLM_ENABLE_V1_MULTIPROCESSING="0", **plugins)["runs"] for plugins in ({"VLLM_PLUGINS": ""}, {})
+    )
+    assert differing(installed["together"], without["together"]) == []
 
 
 @DTYPES
 def test_throughput(engines: Engines, dtype: str) -> None:
-    """Prints tokens per second: medians of three equal runs, the first of which may compile.
+    """Prints tokens per second: medians of three equal runs, the first of which may compile. docs/vllm.md has figures.
 
-    Nothing is asked where the CPU multiplies bfloat16 itself: vLLM's linears do it there, and ours keep the bits of other CPUs.
+    What is asked is far below them: that nothing fell back to slow code. Vectors of bfloat16 multiply in vLLM where the CPU has such
+    instructions; ours keep the bits of other CPUs.
     """
     new_tokens = REQUESTS * NEW_TOKENS
     speeds = {}
@@ -244,5 +249,5 @@ def test_throughput(engines: Engines, dtype: str) -> None:
         seconds = sorted(result["seconds"][run] for run in ("shuffled", "together 2", "together 3"))
         speeds[name] = new_tokens / seconds[1]
         print(f"{dtype} {name}: {speeds[name]:.1f} tokens/s (from {new_tokens / seconds[2]:.1f} to {new_tokens / seconds[0]:.1f})")
-    least = 0.9 if dtype == "float32" else 0.0 if torch.cpu._is_avx512_bf16_supported() else 2.0
+    least = 0.7 if dtype == "float32" else 0.4 if torch.cpu._is_avx512_bf16_supported() else 1.5
     assert speeds["ours"] >= least * speeds["stock"]
