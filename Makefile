@@ -6,7 +6,7 @@
 # make test-vllm  the tests that serve a model with vLLM, in an environment of their own
 # make lint    ruff (rules and format) and mypy
 # make bench   compare with stock Inductor and eager; make bench-full  with every row and competitor, which takes far longer
-# make bench-scaling  time and memory while one size grows, with a plot; installs matplotlib first
+# make bench-scaling  time and memory while one size grows, with a plot
 # make clean   remove caches and build outputs; make distclean removes the environments too
 #
 # Each of them creates the environment it needs first. Only Python 3.11 or newer, g++ and make must be there.
@@ -83,7 +83,6 @@ bench-full: $(READY)
 	$(VENV)/bin/python -m benchmarks --full $(BENCH_ARGS)
 
 bench-scaling: $(READY)
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	$(VENV)/bin/python -m benchmarks.scaling $(BENCH_ARGS)
 
 install: $(READY)

@@ -7,18 +7,17 @@ Of memory: the peak beyond what is there before, of each in a process of its own
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import bi_inductor
+from benchmarks.memory import reset_peak, status_megabytes
 from benchmarks.timing import headline
 
 
@@ -88,7 +87,7 @@ def peak(model: nn.Module, inputs: torch.Tensor, *, finding: bool) -> int:
     with torch.no_grad():
         # What the first run of anything leaves: buffers of libraries, modules.
         model(inputs[:2])
-    before = 0
+    before = 0.0
 
     def progress(what: str, done: int, total: int | None) -> None:
         nonlocal before
@@ -101,20 +100,7 @@ def peak(model: nn.Module, inputs: torch.Tensor, *, finding: bool) -> int:
         before = reset_peak()
         with torch.no_grad():
             model(inputs)
-    return resident("VmHWM") - before
-
-
-def reset_peak() -> int:
-    """Sets the mark of the highest resident memory to the current one, and returns that."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return resident("VmRSS")
-
-
-def resident(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    return round(2**20 * (status_megabytes("VmHWM") - before))
 
 
 def made(name: str) -> tuple[nn.Module, torch.Tensor]:

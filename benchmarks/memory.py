@@ -22,6 +22,12 @@ def status_megabytes(field: str) -> float:
     raise RuntimeError(f"no {field} in {STATUS}")
 
 
+def reset_peak() -> float:
+    """Sets VmHWM to what is resident now, and returns that in megabytes. Raises OSError where the kernel cannot."""
+    CLEAR.write_text("5")
+    return status_megabytes("VmRSS")
+
+
 def _settle() -> None:
     """Gives back what Python and the allocator keep for later, which would hide what a call takes."""
     gc.collect()
@@ -46,8 +52,7 @@ def peak_megabytes(call: Callable[[], Any]) -> float:
             del result
 
     _settle()
-    # 5 resets the peak to what is resident now.
-    CLEAR.write_text("5")
+    reset_peak()
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()

@@ -67,7 +67,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     if operator == POINTWISE:
         return TritonKernel("")
     if operator in ROWS:
-        return TritonKernel(_text({"UNROLL": CONSTANTS["UNROLL"], "BLOCK": CONSTANTS["BLOCK"]}, WARPS, STAGES))
+        return TritonKernel(_text(CONSTANTS, WARPS, STAGES))
     if operator in SCANS:
         return TritonKernel(_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in SCATTERS:
@@ -75,7 +75,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     if operator in ("matmul", "grouped_matmul"):
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)
-        return TritonKernel(_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype.itemsize == 2 else _RUNS)
+        return TritonKernel(_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
     if operator in ("attention", "attention_lse"):
         dtype, _ = _tensor(operands[0])
         # Queries, keys and, for attention, values.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch._inductor import ir
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
@@ -12,7 +11,7 @@ from torch._inductor.virtualized import V
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.grouped_matmul.kernel import GROUPED
-from bi_inductor.templates.matmul.configurations import NARROW, configuration
+from bi_inductor.templates.matmul.configurations import CHAINED, NARROW, configuration
 from bi_inductor.templates.triton_template import lower, template
 
 # What GROUPED counts, as the source calls it, and the size of the grouped dim there.
@@ -37,7 +36,7 @@ def grouped_matmul(a: ir.TensorBox, b: ir.TensorBox, ends: ir.TensorBox) -> ir.T
     grouped, grouped_size = GROUPED_DIMS[GROUPED[len(a.get_size()), len(b.get_size())]]
     m, k, n, groups = *a.get_size()[-2:], b.get_size()[-1], ends.get_size()[0]
     chosen = configuration(target_of(a.get_device()), dtype, V.graph.sizevars.statically_known_leq(n, NARROW))
-    chain = dtype in (torch.bfloat16, torch.float16)
+    chain = dtype in CHAINED
     kernel = template(
         "grouped_matmul",
         "_".join(["grouped_matmul", grouped, *([] if chain else ["runs"])]),

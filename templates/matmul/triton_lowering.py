@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch._inductor import ir
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
-from bi_inductor.templates.matmul.configurations import NARROW, configuration
+from bi_inductor.templates.matmul.configurations import CHAINED, NARROW, configuration
 from bi_inductor.templates.triton_template import broadcast, constant, lower, template
 
 
@@ -31,9 +30,7 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
     if bias is not None:
         inputs["BIAS"] = broadcast(realized(bias), size)
     chosen = configuration(target_of(a.get_device()), dtype, V.graph.sizevars.statically_known_leq(n, NARROW))
-    # Partial sums of 256 products keep float32 as accurate as libraries are; tensor cores' products of 16-bit numbers lose less than
-    # rounding the result does.
-    chain = dtype in (torch.bfloat16, torch.float16)
+    chain = dtype in CHAINED
     kernel = template(
         "matmul",
         "_".join(["matmul", *(["batched"] if batch else []), *(["bias"] if bias is not None else []), *([] if chain else ["runs"])]),
