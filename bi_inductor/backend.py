@@ -27,6 +27,8 @@ from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from bi_inductor.passes.post_grad import PostGradPass
+
 # The releases of torch that this was tested with, one of each minor version that is accepted (setup.cfg has the same range).
 TESTED_TORCH = ("2.13.0", "2.14.1", "2.15.0")
 
@@ -113,7 +115,8 @@ def compile_with(
     version = source_hash()
     patches["cpu_backend"] = cpu_backend
     exempt = {*(["cpp_wrapper"] if packaged else []), *(["cpu_backend"] if cpu_backend != PINS["cpu_backend"].value else [])}
-    patches["post_grad_custom_pre_pass"] = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim), packaged)
+    post_grad = PostGradPass(own, version, describe_inputs(gm, example_inputs, own.batch_dim), packaged)
+    patches["post_grad_custom_pre_pass"] = post_grad
     if own.sample_gradients:
         from bi_inductor.passes.sample_gradients import SampleGradientPass
 
@@ -132,7 +135,9 @@ def compile_with(
         # A backward may be compiled at its first call, outside of batch_invariant().
         with errors_for_users(), _pinned():
             check_pins_in_force(exempt)
-            return compile_one(*args, **kwargs)
+            if inner_compile is not None:
+                return compile_one(*args, **kwargs)
+            return warned_from_caches(compile_one, post_grad, *args, **kwargs)
 
     with _pinned(), caches_bypassed(bool(own.trace), patches):
         compiled: Callable[..., Any] = compile_fx(  # type: ignore[assignment]  # its other results are AOTInductor's
@@ -142,6 +147,22 @@ def compile_with(
             config_patches=patches,
             decompositions=decomposition_table(version),
         )
+    return compiled
+
+
+def warned_from_caches(compile_one: Callable[..., Any], post_grad: PostGradPass, gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Compiles ``gm``, and gives the warnings of ``post_grad`` also where Inductor's cache has the compiled graph and no pass runs.
+
+    AOTAutograd's cache would be found before any of this is asked, so a graph with warnings is kept out of it: it saves no entry for a
+    compiled graph whose ``_fx_graph_cache_key`` is None (torch._functorch._aot_autograd.graph_compile._should_save_cache, checked in
+    2.13.0). A later process traces such a graph again and finds the compiled code in Inductor's cache.
+    """
+    runs = post_grad.runs
+    compiled = compile_one(gm, *args, **kwargs)
+    if post_grad.runs == runs:
+        post_grad.repeat_warnings(gm)
+    if post_grad.warned:
+        compiled._fx_graph_cache_key = None
     return compiled
 
 

@@ -72,17 +72,19 @@ def classes_of(graph: Graph) -> dict[Node, OpClass]:
     return {node: op_class for node in graph.nodes if (op_class := class_of(node)) is not None}
 
 
-def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> None:
-    """Raises and warns as ``classify_graph`` says."""
+def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> int:
+    """Raises and warns as ``classify_graph`` says. Returns the number of warnings."""
     require_supported([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], options)
+    warned = 0
     for node, op_class in classes.items():
         if op_class is OpClass.OPAQUE and op_name(called_op(node)) not in options.allow:
             message = f"the numerics of this custom op are unknown to bi_inductor, it is called as it is:\n{describe(node)}"
             if options.strict:
                 raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)
-    warn_of_random_ops([node for node, op_class in classes.items() if op_class is OpClass.RANDOM], options)
-    warn_of_fallbacks([node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE], options)
+            warned += 1
+    warned += warn_of_random_ops([node for node, op_class in classes.items() if op_class is OpClass.RANDOM], options)
+    return warned + warn_of_fallbacks([node for node, op_class in classes.items() if op_class is OpClass.ONE_SAMPLE], options)
 
 
 def require_no_python(classes: Mapping[Node, OpClass]) -> None:
@@ -96,21 +98,22 @@ def require_no_python(classes: Mapping[Node, OpClass]) -> None:
         )
 
 
-def warn_of_fallbacks(nodes: list[Node], options: Options) -> None:
-    """One FallbackWarning for each op and source line that ``allow`` does not name."""
-    places = {(op_name(called_op(node)), source_line(node)): node for node in reversed(nodes)}
+def warn_of_fallbacks(nodes: list[Node], options: Options) -> int:
+    """One FallbackWarning for each op and source line that ``allow`` does not name. Returns their number."""
+    running = [node for node in nodes if op_name(called_op(node)) not in options.allow]
+    places = {(op_name(called_op(node)), source_line(node)): node for node in reversed(running)}
     for (name, _), node in reversed(places.items()):
-        if name not in options.allow:
-            warnings.warn(
-                "this op has no template; torch's kernel runs on one sample at a time and on one thread, so a batch takes as long as its "
-                f"samples one after the other:\n{describe(node)}\nName it in options={{'allow': ({name!r},)}} to silence this warning.",
-                FallbackWarning,
-                stacklevel=3,
-            )
+        warnings.warn(
+            "this op has no template; torch's kernel runs on one sample at a time and on one thread, so a batch takes as long as its "
+            f"samples one after the other:\n{describe(node)}\nName it in options={{'allow': ({name!r},)}} to silence this warning.",
+            FallbackWarning,
+            stacklevel=3,
+        )
+    return len(places)
 
 
-def warn_of_random_ops(nodes: list[Node], options: Options) -> None:
-    """One RandomOpWarning for each source line where numbers are drawn and that ``allow`` does not silence."""
+def warn_of_random_ops(nodes: list[Node], options: Options) -> int:
+    """One RandomOpWarning for each source line where numbers are drawn and that ``allow`` does not silence. Returns their number."""
     drawing = [node for node in nodes if (name := op_name(called_op(node))) not in SEEDS and name not in options.allow]
     places = {source_line(node): node for node in reversed(drawing)}
     for node in reversed(places.values()):
@@ -122,6 +125,7 @@ def warn_of_random_ops(nodes: list[Node], options: Options) -> None:
         if options.strict:
             raise SampleMixingError(message)
         warnings.warn(message, RandomOpWarning, stacklevel=3)
+    return len(places)
 
 
 def require_supported(unsupported: list[Node], options: Options) -> None:

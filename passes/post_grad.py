@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_no_python, require_supported
@@ -22,6 +22,10 @@ class PostGradPass(CustomGraphPass):
         version: hash of our sources; with the options and the dims of samples it makes the cache key.
         inputs: of Dynamo's graph, with the dims that hold samples.
         packaged: the graph will run without Python, so that operators that are written in it are refused.
+
+    Attributes:
+        runs: how many graphs the pass saw; a compiled graph that comes from a cache is none of them.
+        warned: how many warnings it gave.
     """
 
     def __init__(self, options: Options, version: str, inputs: tuple[GraphInput, ...] = (), packaged: bool = False) -> None:
@@ -29,9 +33,12 @@ class PostGradPass(CustomGraphPass):
         self.version = version
         self.inputs = inputs
         self.packaged = packaged
+        self.runs = 0
+        self.warned = 0
 
     def __call__(self, graph: Graph) -> None:
         """Classifies and rewrites ``graph`` in place. Raises UnsupportedOpError, OpaqueOpError, SampleMixingError."""
+        self.runs += 1
         observers = Announcer()
         observers.stage("captured", graph)
         classes = classes_of(graph)
@@ -40,8 +47,7 @@ class PostGradPass(CustomGraphPass):
         observers.classified(classes)
         observers.refused(refused_nodes([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], self.options))
         if not observers.tolerant:
-            require_allowed(classes, self.options)
-            require_unmixed(findings, self.options)
+            self.warned += require_allowed(classes, self.options) + require_unmixed(findings, self.options)
         if self.packaged:
             require_no_python(classes)
         round_low_precision(graph)
@@ -52,6 +58,13 @@ class PostGradPass(CustomGraphPass):
         if not observers.tolerant:
             require_supported(without_template, self.options)
         observers.stage("rewrite", graph)
+
+    def repeat_warnings(self, gm: GraphModule) -> None:
+        """Warns as at the first compile of ``gm``, whose compiled graph a cache has; the graphs it calls come before it, as there."""
+        inner = [module for name, module in gm.named_modules() if name and isinstance(module, GraphModule)]
+        for graph in (module.graph for module in (*reversed(inner), gm)):
+            self.warned += require_allowed(classes_of(graph), self.options)
+            self.warned += require_unmixed(find_mixing(graph, self.inputs), self.options)
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""

@@ -69,8 +69,8 @@ def mixing_reason(finding: Finding) -> str:
     return f"{finding.why}; samples: {' -> '.join(finding.chain)}" if finding.chain else finding.why
 
 
-def require_unmixed(findings: Sequence[Finding], options: Options) -> None:
-    """One SampleMixingWarning for each op and source line that ``allow`` does not name.
+def require_unmixed(findings: Sequence[Finding], options: Options) -> int:
+    """One SampleMixingWarning for each op and source line that ``allow`` does not name. Returns their number.
 
     Raises:
         SampleMixingError: under ``strict``, naming all of them.
@@ -95,3 +95,4 @@ def require_unmixed(findings: Sequence[Finding], options: Options) -> None:
             SampleMixingWarning,
             stacklevel=3,
         )
+    return len(places)

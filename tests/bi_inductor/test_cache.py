@@ -50,6 +50,35 @@ if artifacts and artifacts[0] == "save":
 print(json.dumps([bi_inductor.__file__, *results]))
 """
 
+# Compiles a function that is warned of twice, and reports the warnings, bits and cache statistics of each compile.
+WARNING_PROGRAM = """
+import json, sys, warnings, torch
+import bi_inductor
+from torch._dynamo.utils import counters
+
+def function(x):
+    y = torch.linalg.qr(x).R - x.mean(0)
+    return y.softmax(-1).sum() * torch.rand_like(y) * 0 + y
+
+results = []
+for _ in range(2):
+    torch._dynamo.reset()
+    counters.clear()
+    x = (torch.linspace(-4, 4, 48).view(3, 4, 4).sin() + 3 * torch.eye(4)).requires_grad_(sys.argv[1] == "grad")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = torch.compile(function, backend="batch_invariant")(x)
+        if y.requires_grad:
+            y.square().sum().backward()
+    results.append({
+        "fx": [counters["inductor"]["fxgraph_cache_" + outcome] for outcome in ("hit", "miss", "bypass")],
+        "aot": [counters["aot_autograd"]["autograd_cache_" + outcome] for outcome in ("hit", "miss", "bypass")],
+        "warnings": [str(warning.message) for warning in caught if warning.category.__module__ == "bi_inductor.errors"],
+        "bits": y.detach().view(torch.int32).tolist(),
+    })
+print(json.dumps(results))
+"""
+
 
 class Package:
     """A copy of the package that processes run from, and a cache folder of its own."""
@@ -122,6 +151,27 @@ def test_second_process_hits_with_the_same_bits_and_misses_with_another_option(p
     assert is_miss(other), other
     assert is_hit(again), again
     assert first["bits"] == second["bits"] == other["bits"] == again["bits"]
+
+
+@pytest.mark.parametrize("mode", ["inference", "grad"])
+def test_warnings_are_given_again_when_the_graph_comes_from_a_cache(mode, tmp_path):
+    """In the process that compiled it and in another one, of forward and backward graphs."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    results = []
+    for _ in range(2):
+        process = subprocess.run([sys.executable, "-c", WARNING_PROGRAM, mode], env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        results += json.loads(process.stdout.splitlines()[-1])
+    first, *others = results
+    graphs = 1 if mode == "inference" else 2
+    assert first["fx"] == [0, graphs, 0]
+    for text in ("aten.linalg_qr(", "aten.mean(float32[3, 4, 4])", "aten.sum(", "prims.inductor_random("):
+        assert any(text in warning for warning in first["warnings"]), (text, first["warnings"])
+    for again in others:
+        assert again["fx"] == [graphs, 0, 0]
+        assert again["aot"] == [0, 1, 0], "an entry there would be found before anything could warn"
+        assert again["warnings"] == first["warnings"]
+        assert again["bits"] == first["bits"]
 
 
 def test_deleted_libraries_of_kernels_are_built_again(package, first):
