@@ -1,4 +1,4 @@
-"""One graph or two: a graph break after any op in turn changes no bit."""
+"""One graph or two: a graph break after any op in turn changes no bit, nor does one that Dynamo makes by itself for ctc_loss."""
 
 from __future__ import annotations
 
@@ -85,3 +85,32 @@ def test_stock_differs_in_bfloat16() -> None:
     for step in chain:
         pair = torch.compile(step, backend="inductor")(*pair)
     assert differences(pair[0], whole) > 0
+
+
+def test_ctc_loss_between_two_graphs() -> None:
+    """Dynamo leaves it to eager, as the size of a result follows its lengths. torch's kernel takes one sample after the other."""
+    samples, steps_of_input, classes = 8, 30, 12
+    weight = randn(classes, WIDTH, seed=1)
+    x = randn(steps_of_input, samples, WIDTH)
+    targets = torch.randint(1, classes, (samples, 9), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([9, 4, 1, 7, 9, 2, 5, 3])
+    input_lengths = torch.tensor([30, 30, 28, 21, 30, 25, 19, 30])
+
+    def loss(x: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        scores = functional.linear(x, weight).log_softmax(-1)
+        return functional.ctc_loss(scores, targets, input_lengths, lengths, reduction="none") * 0.5
+
+    fn = torch.compile(loss, backend="batch_invariant", dynamic=True)
+
+    def run(rows: list[int]) -> Pair:
+        own = x[:, rows].clone().requires_grad_()
+        losses = fn(own, targets[rows], input_lengths[rows], lengths[rows])
+        losses.sum().backward()
+        assert own.grad is not None
+        return losses.detach(), own.grad.transpose(0, 1)
+
+    whole = run(list(range(samples)))
+    assert whole[0].isfinite().all() and whole[1].isfinite().all()
+    for rows in ([0], [3], [7], [5, 2], [6, 0, 3, 1, 7]):
+        for result, expected, what in zip(run(rows), whole, ("loss", "gradient"), strict=True):
+            assert_same_bits(result, expected[rows], f"{what} of samples {rows}")
