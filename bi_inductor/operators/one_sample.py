@@ -57,8 +57,10 @@ RANKS: dict[Any, Ranks] = {
     aten.ormqr.default: Ranks((MATRIX, VECTOR, MATRIX), (MATRIX,)),
     aten.cholesky_solve.default: Ranks((MATRIX, MATRIX), (MATRIX,)),
     aten.cholesky_inverse.default: Ranks((MATRIX,), (MATRIX,)),
-    aten.cholesky.default: Ranks((MATRIX,), (MATRIX,)),
 }
+# torch 2.14 has it no more.
+if hasattr(aten, "cholesky"):
+    RANKS[aten.cholesky.default] = Ranks((MATRIX,), (MATRIX,))
 
 # Their dims are named by the second argument.
 TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)

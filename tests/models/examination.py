@@ -29,7 +29,7 @@ BATCH_SIZES = (1, 2, 3, 8)
 PADDING = 3
 
 # Calls of torch's kernels, one sample at a time, that are known: architecture -> ops.
-FALLBACKS: dict[str, set[str]] = {}
+FALLBACKS: dict[str, set[str]] = {"qwen3_next": {"aten.linalg_solve_triangular"}}
 
 PARTS = ("dynamic", "static")
 

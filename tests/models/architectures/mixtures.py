@@ -22,8 +22,8 @@ LATENT = {
 }
 
 
-def mixture(name: str, model: str, config: dict[str, Any]) -> Architecture:
-    return Architecture(name, "mixture of experts", model, config, text, ("logits",), ("left", "right"), dynamic=True)
+def mixture(name: str, model: str, config: dict[str, Any], padding: tuple[str, ...] = ("left", "right")) -> Architecture:
+    return Architecture(name, "mixture of experts", model, config, text, ("logits",), padding, dynamic=True)
 
 
 MIXTURES = (
@@ -33,7 +33,8 @@ MIXTURES = (
     mixture("olmoe", "OlmoeForCausalLM", {**GROUPED, **EXPERTS}),
     mixture("granitemoe", "GraniteMoeForCausalLM", {**GROUPED, **LOCAL}),
     mixture("phimoe", "PhimoeForCausalLM", {**GROUPED, **LOCAL}),
-    mixture("gpt_oss", "GptOssForCausalLM", {**HEAD, **LOCAL, "num_hidden_layers": 2, "sliding_window": 4}),
+    # Its sinks stand behind the last key, so their place in a softmax follows right padding (docs/numerics.md, section 8).
+    mixture("gpt_oss", "GptOssForCausalLM", {**HEAD, **LOCAL, "num_hidden_layers": 2, "sliding_window": 4}, ("left",)),
     mixture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
