@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bi_inductor.errors import OptionError, UnsupportedVersionError, for_user
+from bi_inductor.graph_breaks import warn_of_graph_break
 from bi_inductor.options import OPTION_NAMES, Options
 from bi_inductor.pins import PINS, check_pins_in_force, config_patches
 from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
@@ -81,6 +82,8 @@ def compile_graph(
     """
     check_torch_version(torch.__version__)
     own, patches = split_options(mode, options)
+    if inner_compile is None:
+        warn_of_graph_break(gm)
     compiled: Callable[..., Any] = compile_with(gm, example_inputs, own, patches, inner_compile, cpu_backend=cpu_backend)
     return compiled
 

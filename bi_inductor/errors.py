@@ -68,6 +68,10 @@ class FallbackWarning(UserWarning):
     """An op without a template is invariant at a cost: torch's kernel runs on one sample at a time, or parts of it hold more memory."""
 
 
+class GraphBreakWarning(UserWarning):
+    """Dynamo split the function: what lies between two graphs runs in eager, outside of this backend."""
+
+
 def no_compiler(tried: object) -> CompilerError:
     """The error for a machine on which Inductor found none of the compilers ``tried``."""
     return CompilerError(

@@ -5,7 +5,7 @@ a compile, recorded on the way, and then runs uncompiled. So this needs no C++ c
 like any other.
 
 torch internals, checked in 2.13.0 to 2.15.0: compile_fx_inner's arguments, compile_fx._recursive_post_grad_passes,
-gm.compile_subgraph_reason and torch._dynamo.utils.counters["graph_break"], torch._functorch.config.force_non_lazy_backward_lowering.
+torch._dynamo.utils.counters["graph_break"], torch._functorch.config.force_non_lazy_backward_lowering.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bi_inductor.graph_breaks import GraphBreak, graph_break, one_line
 from bi_inductor.passes.observe import Observer, observed_by
 from bi_inductor.reports.records import GraphRecord, NodeRecord, record_graph
 
@@ -66,14 +66,6 @@ class CapturedGraph:
         raise ValueError(f"stage: got {name!r}; {self.name} has {', '.join(repr(record.stage) for record in self.stages)}")
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphBreak:
-    """Why Dynamo ended a graph, and where."""
-
-    reason: str
-    source: str = ""
-
-
 @dataclasses.dataclass
 class Capture:
     """What one call of a function was compiled to."""
@@ -116,16 +108,12 @@ def capture(
     from bi_inductor.backend import errors_for_users
 
     result = Capture(backend)
-    breaks: dict[tuple[str, str], GraphBreak] = {}
+    breaks: dict[GraphBreak, None] = {}
     numbers = itertools.count()
 
     def record(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        why = getattr(gm, "compile_subgraph_reason", None)
-        if why is not None and why.graph_break:
-            frame = why.user_stack[-1] if why.user_stack else None
-            source = f'"{frame.filename}", line {frame.lineno}, in {frame.name}: {frame.line}' if frame else ""
-            reason = _break_reason(why.reason)
-            breaks[reason, source] = GraphBreak(reason, source)
+        if (found_break := graph_break(gm)) is not None:
+            breaks[found_break] = None
         name, dynamo = f"graph {next(numbers)}", record_graph("dynamo", gm.graph)
         with errors_for_users():
             result.graphs += _compiled_graphs(gm, example_inputs, backend, dict(options or {}), name, dynamo)
@@ -144,23 +132,15 @@ def capture(
         ):
             torch.compile(fn, backend=record, dynamic=dynamic)(*copies[0], **copies[1])
         # Breaks before the first op leave no graph that could carry their reason.
-        known = "\n".join(reason for reason, _ in breaks)
+        known = "\n".join(found_break.reason for found_break in breaks)
         for text, count in counters["graph_break"].items():
-            reason = _break_reason(text)
+            reason = one_line(text)
             if count > found.get(text, 0) and reason not in known:
-                breaks[reason, ""] = GraphBreak(reason)
+                breaks[GraphBreak(reason)] = None
     finally:
         torch._dynamo.reset()
-    result.breaks = list(breaks.values())
+    result.breaks = list(breaks)
     return result
-
-
-def _break_reason(text: str) -> str:
-    """What happened and why, in one line, without Dynamo's hints and debugging context."""
-    if text.startswith("generic_jump"):
-        return "a branch on the value of a tensor"
-    reason = " ".join(re.split(r"\n\s*(?:Hint:|Developer debug context:)", text)[0].split())
-    return reason.replace(" Explanation:", ":", 1)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

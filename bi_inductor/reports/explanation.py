@@ -11,7 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bi_inductor.reports.capture import CapturedGraph, GraphBreak
+from bi_inductor.graph_breaks import GraphBreak
+from bi_inductor.reports.capture import CapturedGraph
 from bi_inductor.reports.numerics import NUMERICS, POINTWISE
 from bi_inductor.reports.records import GraphRecord, NodeRecord
 from bi_inductor.reports.triton_kernels import GPU_SECTION, TritonKernel, kernel_on

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import bi_inductor
-from bi_inductor.reports.capture import CapturedGraph, GraphBreak, Rewrite
+from bi_inductor.graph_breaks import GraphBreak
+from bi_inductor.reports.capture import CapturedGraph, Rewrite
 from bi_inductor.reports.explanation import Explanation
 from bi_inductor.reports.graph_diff import GraphDiff, compare
 from bi_inductor.reports.html import render_diff, render_explanation
