@@ -28,12 +28,16 @@ SCANS = ("cumsum", "cumprod", "logcumsumexp")
 # A chain an element, without atomic operations; the same bits as the C++ kernels.
 SCATTERS = ("scatter", "embedding_backward")
 
+# How many of the first operands have a last dim that is a head dim: queries, keys and values. A block of a cache holds both in one.
+ATTENDING = {"attention": 3, "attention_lse": 2, "paged_attention": 1}
+
 # Inductor writes it as any pointwise op: integers have one value in every order.
 POINTWISE = "philox"
 
 _CHAIN = "one chain over blocks of `BLOCK_K` products in ascending `k`"
 _RUNS = "runs of 256 products along `k`"
 _CHUNKS = "Chunks are merged in order"
+_BLOCKS = "`paged_attention` has the bits of `attention` over all keys of the request"
 _LIBRARY = "`log1p` and `exp` of `logcumsumexp` are the device library's"
 
 
@@ -76,14 +80,14 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)
         return TritonKernel(_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
-    if operator in ("attention", "attention_lse"):
+    if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])
-        # Queries, keys and, for attention, values.
-        dims = [int(_tensor(operand)[1][-1]) for operand in operands[: 3 if operator == "attention" else 2]]
+        dims = [int(_tensor(operand)[1][-1]) for operand in operands[: ATTENDING[operator]]]
         if max(dims) > attention.LARGEST_HEAD_DIM:
             return None
         chosen = attention.configuration(target, dtype, max(dims))
-        return TritonKernel(_text({"BLOCK_M": chosen.block_m, "CHUNK": chosen.chunk}, chosen.warps, chosen.stages), _CHUNKS)
+        quote = _BLOCKS if operator == "paged_attention" else _CHUNKS
+        return TritonKernel(_text({"BLOCK_M": chosen.block_m, "CHUNK": chosen.chunk}, chosen.warps, chosen.stages), quote)
     return None
 
 

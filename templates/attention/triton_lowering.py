@@ -8,7 +8,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor import lowering as inductor
 from torch._inductor.select_algorithm import SymbolicGridFn
-from torch._inductor.virtualized import ops
+from torch._inductor.virtualized import V, ops
 
 from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.attention.configurations import LARGEST_HEAD_DIM, configuration, padded
@@ -41,7 +41,8 @@ def attention(
         UnsupportedOpError: a head dim of more than 256.
     """
     batch, heads, queries, head_dim = q.get_size()
-    dims = [int(head_dim), *([int(v.get_size()[-1])] if v is not None else [])]
+    # Symbolic head dims become constants of the graph.
+    dims = V.graph.sizevars.guard_int_seq([head_dim, *([v.get_size()[-1]] if v is not None else [])])
     if max(dims) > LARGEST_HEAD_DIM:
         raise UnsupportedOpError(f"attention on a GPU takes head dims up to {LARGEST_HEAD_DIM}; given {max(dims)}")
     dtype = q.get_dtype()

@@ -6,7 +6,8 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering, to_dtype
 
-from bi_inductor.templates.cpp_template import contiguous, lower
+from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
+from bi_inductor.templates.paged_attention import triton_lowering
 from bi_inductor.templates.paged_attention.kernel import KERNEL, arguments
 
 
@@ -15,6 +16,8 @@ def paged_attention(
     q: TensorBox, cache: TensorBox, table: TensorBox, starts: TensorBox, lengths: TensorBox, scale: float, window: int = 0
 ) -> TensorBox:
     """Attention of each request's last queries over its blocks of the cache."""
+    if on_triton(q.get_device()):
+        return triton_lowering.paged_attention(q, cache, table, starts, lengths, scale, window)
     numbers = {"table": table, "starts": starts, "lengths": lengths}
     inputs = {
         "q": contiguous(q),

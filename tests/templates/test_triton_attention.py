@@ -103,6 +103,27 @@ def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) ->
     assert relative_error(found, exact) <= 1.5 * relative_error(torchs(q, k, v), exact)
 
 
+def test_masked_keys_leave_the_sign_of_a_zero_and_keys_of_no_query_are_not_read(interpreter: Interpreter) -> None:
+    """Sums that underflow to -0, followed by chunks that are masked, and keys after the last query of a causal call."""
+    chunk = configuration(gpu.DEFAULT, torch.float32, 24).chunk
+    q, k, v = (torch.zeros(1, 1, n, 24) for n in (1, 3 * chunk, 3 * chunk))
+    # The first chunk gives -2^-149, which a factor of less than 1/2 in the second underflows to -0; the third is masked.
+    q[..., 0], k[:, :, chunk, 0], v[:, :, 0] = 1, 20, -(2.0**-149)
+    mask = torch.ones(1, 1, 1, 3 * chunk, dtype=torch.bool)
+    mask[..., 1:chunk] = mask[..., 2 * chunk :] = False
+    unseen = [t[:, :, : 2 * chunk].clone() for t in (k, v)]
+    many, causal_k, causal_v = operands(5, 3 * chunk, torch.float32)
+    causal_k[:, :, 5:] = causal_v[:, :, 5:] = float("nan")
+    padded, alone = interpreter.run(run_batches, attend, [(q, k, v, mask), (q, *unseen, mask[..., : 2 * chunk])])
+    assert_same_bits(padded, alone, "a masked chunk")
+    assert alone.count_nonzero() == 0
+    causal, short = interpreter.run(
+        run_batches, attend, [(many, causal_k, causal_v, None, True), (many, causal_k[:, :, :5], causal_v[:, :, :5], None, True)]
+    )
+    assert_same_bits(causal, short, "keys after the last query")
+    assert not short.isnan().any()
+
+
 def test_rows_without_keys_and_scores_of_infinity(interpreter: Interpreter) -> None:
     q, k, v = operands(3, 40, torch.float32)
     mask = torch.ones(2, 1, 3, 40, dtype=torch.bool)

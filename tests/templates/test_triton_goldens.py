@@ -61,7 +61,13 @@ def attention_causal() -> Program:
     return lambda q, k, v: ops.attention(q, k, v, None, True, 0.125), (q, k, v)
 
 
-PROGRAMS = (matmul_bfloat16, matmul_float32, grouped_matmul, reduction_sum, softmax, layer_norm, attention_causal)
+def paged_attention() -> Program:
+    q, cache = empty(100, 8, 64, dtype=torch.bfloat16), empty(512, 16, 2, 128, dtype=torch.bfloat16)
+    numbers = (empty(*size, dtype=torch.int32) for size in ((12, 40), (13,), (12,)))
+    return lambda *tensors: ops.paged_attention(*tensors, 0.125, 1000), (q, cache, *numbers)
+
+
+PROGRAMS = (matmul_bfloat16, matmul_float32, grouped_matmul, reduction_sum, softmax, layer_norm, attention_causal, paged_attention)
 
 
 @functools.cache
@@ -588,7 +594,7 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
     value_dim = tl.arange(0, BLOCK_V).to(INDEX_DTYPE)
     v_head = V + batch * (12800) + kv_head * (6400)
     first_key = 0
-    last_key = tl.minimum(keys, (tile + 1) * BLOCK_M)
+    last_key = tl.minimum(keys, tl.minimum(queries, (tile + 1) * BLOCK_M))
     maximum = tl.full([BLOCK_M], float("-inf"), ACCUMULATOR)
     normalizer = tl.zeros([BLOCK_M], ACCUMULATOR)
     attended = tl.zeros([BLOCK_M], tl.int32)
@@ -605,15 +611,8 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
         allowed = allowed & (key[None, :] <= query[:, None])
         score = tl.where(allowed, score, float("-inf"))
         attended = tl.maximum(attended, tl.max(allowed.to(tl.int32), 1))
-        chunk_maximum = tl.max(score, 1)
-        # A chunk of masked keys has the maximum -inf and leaves everything as it is: its factor is exp(-inf).
-        chunk_center = tl.where(chunk_maximum == float("-inf"), 0.0, chunk_maximum)
-        probability = tl.where(allowed, bi.exp_nonpositive(score - chunk_center[:, None]), 0.0).to(ELEMENT)
-        larger = tl.maximum(maximum, chunk_maximum)
-        center = tl.where(larger == float("-inf"), 0.0, larger)
-        factor = bi.exp_nonpositive(maximum - center)
-        chunk_factor = bi.exp_nonpositive(chunk_maximum - center)
-        chunk_normalizer = tl.max(tl.dot(probability, tl.full([CHUNK, 16], 1.0, tl.float32).to(ELEMENT), input_precision="ieee", out_dtype=ACCUMULATOR), 1)
+        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, ELEMENT)
+        larger, factor, chunk_factor = chunk.factors(maximum, chunk_maximum)
         normalizer = tl.fma(normalizer, factor, chunk_normalizer * chunk_factor)
         v_chunk = tl.load(
             v_head + key[:, None] * (64) + value_dim[None, :] * (1),
@@ -621,13 +620,119 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
             other=0.0,
         )
         chunk_total = tl.dot(probability, v_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
-        total = tl.fma(total, tl.broadcast_to(factor[:, None], [BLOCK_M, BLOCK_V]), chunk_total * chunk_factor[:, None])
+        total = chunk.merged(total, factor, chunk_total, chunk_factor)
         maximum = larger
-    row = bi.divide(total, normalizer[:, None] + tl.zeros([BLOCK_M, BLOCK_V], ACCUMULATOR))
-    result = tl.where(attended[:, None] > 0, row, 0.0).to(ELEMENT).to(RESULT)
+    result = chunk.attended_rows(total, normalizer, attended > 0).to(ELEMENT).to(RESULT)
     out_query = query[:, None]
     out_dim = value_dim[None, :]
     valid = valid_query[:, None] & (out_dim < VALUE_DIM)
     xindex = out_dim + 64*out_query + 6400*head + 51200*batch
-    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_V])), result, valid)""",  # noqa: E501
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_V])), result, valid)""",
+        )
+
+    def test_paged_attention(self) -> None:
+        self.assertExpectedInline(
+            sources()["paged_attention"],
+            """\
+# 8 warps, 2 stages
+def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    CHUNK : tl.constexpr = 64
+    HEAD_DIM : tl.constexpr = 64
+    BLOCK_D : tl.constexpr = 64
+    SCALE : tl.constexpr = 0.125
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    Q = arg_Q
+    CACHE = arg_CACHE
+    TABLE = arg_TABLE
+    ENDS = arg_ENDS + 1
+    LENGTHS = arg_LENGTHS
+
+    tokens = 100
+    sharing = 8 // 2
+    blocks = 512
+    block_size = 16
+    groups = 12
+    tiles = tl.cdiv(tokens * sharing, BLOCK_M) + groups
+    tile = tl.program_id(0).to(INDEX_DTYPE) % tiles
+    kv_head = tl.program_id(0).to(INDEX_DTYPE) // tiles
+    g = tl.full([], 0, INDEX_DTYPE)
+    tiles_before = tl.full([], 0, INDEX_DTYPE)
+    tiles_seen = tl.full([], 0, INDEX_DTYPE)
+    for first_group in range(0, groups, 32):
+        member = first_group + tl.arange(0, 32).to(INDEX_DTYPE)
+        is_group = member < groups
+        begin = tl.minimum(tl.maximum(tl.load(ENDS + (member - 1) * (1), mask=is_group & (member > 0), other=0), 0), tokens).to(INDEX_DTYPE)
+        end = tl.minimum(tl.maximum(tl.load(ENDS + (member) * (1), mask=is_group, other=0), 0), tokens).to(INDEX_DTYPE)
+        tiles_after = tiles_seen + tl.cumsum(tl.cdiv(tl.maximum(end - begin, 0) * sharing, BLOCK_M), 0)
+        passed = is_group & (tiles_after <= tile)
+        g += tl.sum(passed.to(INDEX_DTYPE), 0)
+        tiles_before = tl.maximum(tiles_before, tl.max(tl.where(passed, tiles_after, 0), 0))
+        tiles_seen = tl.max(tiles_after, 0)
+    tile -= tiles_before
+    begin = tl.minimum(tl.maximum(tl.load(ENDS + (g - 1) * (1), mask=g > 0, other=0), 0), tokens).to(INDEX_DTYPE)
+    end = tl.minimum(tl.maximum(tl.load(ENDS + (g) * (1), mask=g < groups, other=tokens), 0), tokens).to(INDEX_DTYPE)
+    queries = tl.maximum(end - begin, 0)
+    length = tl.load(LENGTHS + g * (1), mask=g < groups, other=0).to(INDEX_DTYPE)
+    length = tl.minimum(length, (40) * block_size)
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    query = row // sharing
+    valid_row = query < queries
+    token = begin + query
+    head = kv_head * sharing + row % sharing
+    # The number of keys before a query: of each row's, -1 where there is none, of the tile's first and of its last.
+    position = tl.where(valid_row, length - queries + query, -1)
+    first_position = length - queries + tile * BLOCK_M // sharing
+    last_position = length - queries + tl.minimum(queries - 1, (tile * BLOCK_M + BLOCK_M - 1) // sharing)
+    first_key = tl.maximum(first_position + 1 - 1000, 0)
+    last_key = tl.where(queries > 0, last_position + 1, 0)
+    in_chunk = tl.arange(0, CHUNK).to(INDEX_DTYPE)
+    dim = tl.arange(0, BLOCK_D).to(INDEX_DTYPE)
+    q = tl.load(
+        Q + token[:, None] * (512) + head[:, None] * (64) + dim[None, :] * (1),
+        mask=valid_row[:, None] & (dim[None, :] < HEAD_DIM),
+        other=0.0,
+    )
+    k_head = CACHE + kv_head * (128)
+    v_head = k_head + HEAD_DIM * (1)
+    table = TABLE + g * (40)
+    maximum = tl.full([BLOCK_M], float("-inf"), ACCUMULATOR)
+    normalizer = tl.zeros([BLOCK_M], ACCUMULATOR)
+    total = tl.zeros([BLOCK_M, BLOCK_D], ACCUMULATOR)
+    # A chunk without a key that the tile sees would change nothing.
+    for first in range(first_key // CHUNK * CHUNK, last_key, CHUNK):
+        key = first + in_chunk
+        # What no query of the tile sees is not read: unused places of a cache may hold NaN, and 0 times NaN is NaN.
+        seen_key = (key >= first_key) & (key < last_key)
+        block = tl.load(table + key // block_size * (1), mask=seen_key, other=0).to(INDEX_DTYPE)
+        block = tl.minimum(tl.maximum(block, 0), blocks - 1)
+        place = block * (4096) + key % block_size * (256)
+        k_chunk = tl.load(
+            k_head + place[None, :] + dim[:, None] * (1), mask=seen_key[None, :] & (dim[:, None] < HEAD_DIM), other=0.0
+        )
+        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR) * tl.full([1, 1], SCALE, ACCUMULATOR)
+        allowed = key[None, :] <= position[:, None]
+        allowed = allowed & (key[None, :] > position[:, None] - 1000)
+        score = tl.where(allowed, score, float("-inf"))
+        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, ELEMENT)
+        larger, factor, chunk_factor = chunk.factors(maximum, chunk_maximum)
+        normalizer = tl.fma(normalizer, factor, chunk_normalizer * chunk_factor)
+        v_chunk = tl.load(
+            v_head + place[:, None] + dim[None, :] * (1), mask=seen_key[:, None] & (dim[None, :] < HEAD_DIM), other=0.0
+        )
+        chunk_total = tl.dot(probability, v_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
+        total = chunk.merged(total, factor, chunk_total, chunk_factor)
+        maximum = larger
+    # A query sees its own key.
+    result = chunk.attended_rows(total, normalizer, position >= 0).to(ELEMENT).to(RESULT)
+    out_token = token[:, None]
+    out_head = head[:, None]
+    out_dim = dim[None, :]
+    valid = valid_row[:, None] & (out_dim < HEAD_DIM)
+    xindex = out_dim + 64*out_head + 512*out_token
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_D])), result, valid)""",
         )

@@ -59,7 +59,10 @@ def refusals(config: Any) -> Iterator[str]:
     if vllm.__version__.split("+")[0].rpartition(".")[0] != TESTED_VLLM.rpartition(".")[0]:
         yield f"vLLM {vllm.__version__}: written for and tested with {TESTED_VLLM}; install that version"
     if not current_platform.is_cpu():
-        yield f"platform {current_platform.device_type}: there are no templates for GPUs yet; run on CPU"
+        yield (
+            f"platform {current_platform.device_type}: the kernels, paged attention among them, have templates for GPUs, but the worker, "
+            "the attention backend and the sampler here are subclasses of vLLM's for CPUs, and no GPU has run the kernels; run on CPU"
+        )
     mode = int(compilation.mode or 0)
     if mode != 2:
         wrong = {

@@ -16,8 +16,10 @@ def matmul(dtype: str, columns: str, target: str = "sm_90") -> TritonKernel | No
 @pytest.mark.parametrize("target", gpu.TARGETS)
 def test_quotes_stand_in_the_section_on_gpus(target: str) -> None:
     attended = triton_kernel("attention", ["float32[2, 4, s0, 80]"] * 3, "float32[2, 4, s0, 80]", target)
+    tensors = ["bfloat16[s0, 8, 80]", "bfloat16[512, 16, 2, 160]", "int32[s1, 64]", "int32[s1 + 1]", "int32[s1]"]
+    paged = triton_kernel("paged_attention", tensors, tensors[0], target)
     scanned = triton_kernel("logcumsumexp", ["float32[2, s0]"], "float32[2, s0]", target)
-    for kernel in (attended, scanned, matmul("float32", "64", target), matmul("float16", "64", target)):
+    for kernel in (attended, paged, scanned, matmul("float32", "64", target), matmul("float16", "64", target)):
         assert kernel is not None and kernel.quote and plain(kernel.quote) in plain(SECTIONS[GPU_SECTION])
 
 
@@ -31,6 +33,13 @@ def test_a_grouped_matmul_has_the_tile_of_a_matmul() -> None:
     assert grouped == matmul("bfloat16", "64")
 
 
+def test_paged_attention_has_the_configuration_of_attention() -> None:
+    paged = triton_kernel("paged_attention", ["float16[s0, 8, 80]", "float16[512, 16, 2, 160]"], "float16[s0, 8, 80]", "sm_80")
+    attended = triton_kernel("attention", ["float16[2, 8, s0, 80]"] * 3, "float16[2, 8, s0, 80]", "sm_80")
+    assert paged is not None and attended is not None and paged.configuration == attended.configuration
+
+
 def test_what_has_no_triton_template() -> None:
     assert triton_kernel("sample_sum", ["float32[4, 3]"], "float32[3]", "sm_90") is None
     assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None
+    assert triton_kernel("paged_attention", ["float32[8, 4, 288]", "float32[9, 16, 2, 576]"], "float32[8, 4, 288]", "sm_90") is None

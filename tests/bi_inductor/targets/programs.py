@@ -176,6 +176,18 @@ def flex():
     return model, tuple(torch.empty(2, heads, 128, 64, dtype=torch.bfloat16, device="meta") for heads in (8, 2, 2))
 
 
+def blocks_of_a_cache():
+    """Attention over a paged cache: 8 heads of 128 share 2 heads of keys and values; all keys, and a window of them in float32."""
+
+    def model(q, cache, table, starts, lengths):
+        paged = torch.ops.bi_inductor.paged_attention
+        return paged(q, cache, table, starts, lengths, 0.125), paged(q.float(), cache.float(), table, starts, lengths, 0.125, 100)
+
+    with torch.device("meta"):
+        q, cache = torch.empty(96, 8, 128, dtype=torch.bfloat16), torch.empty(512, 16, 2, 256, dtype=torch.bfloat16)
+        return model, (q, cache, *(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,))))
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 

@@ -27,12 +27,13 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "scans", "scatters", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
         "scans",
         "scatters",
+        "blocks_of_a_cache",
         "largest",
         "two_layers",
         "unsupported",
@@ -44,8 +45,8 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "scans", "scatters", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "scans", "scatters", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -102,6 +103,18 @@ def test_grouped_matmuls_are_built_for_every_target(target):
         assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 16 * (target == "sm_100"), kernel.name
         float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
         # As in matmul, float32 goes through matrix units on AMD alone.
+        assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_paged_attention_is_built_for_every_target(target):
+    report = compiled(target)["blocks_of_a_cache"]
+    assert report.faults == [] and report.others == ()
+    kernels = [kernel for kernel in report.kernels if "_tem_" in kernel.name]
+    assert len(kernels) == 2
+    for kernel in kernels:
+        float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
+        assert kernel.alternatives == 0 and kernel.occupancy > 0, kernel.name
         assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
 
 
