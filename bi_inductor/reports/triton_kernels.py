@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bi_inductor.targets.description import configuration_text
 from bi_inductor.templates import gpu
 
 if TYPE_CHECKING:
@@ -71,15 +72,15 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     if operator == POINTWISE:
         return TritonKernel("")
     if operator in ROWS:
-        return TritonKernel(_text(CONSTANTS, WARPS, STAGES))
+        return TritonKernel(configuration_text(CONSTANTS, WARPS, STAGES))
     if operator in SCANS:
-        return TritonKernel(_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
+        return TritonKernel(configuration_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in SCATTERS:
-        return TritonKernel(_text(scatter.CONSTANTS, WARPS, STAGES))
+        return TritonKernel(configuration_text(scatter.CONSTANTS, WARPS, STAGES))
     if operator in ("matmul", "grouped_matmul"):
         dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
         tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)
-        return TritonKernel(_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
+        return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
     if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])
         dims = [int(_tensor(operand)[1][-1]) for operand in operands[: ATTENDING[operator]]]
@@ -87,7 +88,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
             return None
         chosen = attention.configuration(target, dtype, max(dims))
         quote = _BLOCKS if operator == "paged_attention" else _CHUNKS
-        return TritonKernel(_text({"BLOCK_M": chosen.block_m, "CHUNK": chosen.chunk}, chosen.warps, chosen.stages), quote)
+        return TritonKernel(configuration_text({"BLOCK_M": chosen.block_m, "CHUNK": chosen.chunk}, chosen.warps, chosen.stages), quote)
     return None
 
 
@@ -126,8 +127,3 @@ def _tensor(text: str) -> tuple[torch.dtype, list[str]]:
     assert match is not None, text
     dtype: torch.dtype = getattr(torch, match[1])
     return dtype, match[2].split(", ")
-
-
-def _text(constants: dict[str, int], warps: int, stages: int) -> str:
-    sizes = ", ".join(f"{name}={value}" for name, value in constants.items())
-    return f"{sizes}, {warps} warp{'s' * (warps > 1)}, {stages} stage{'s' * (stages > 1)}"

@@ -164,6 +164,12 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
+def configuration_text(sizes: Mapping[str, object], warps: int, stages: int) -> str:
+    """How reports write what a kernel is pinned to: "BLOCK_M=64, CHUNK=32, 4 warps, 1 stage"."""
+    parts = [f"{name}={size}" for name, size in sizes.items()]
+    return ", ".join([*parts, f"{warps} warp{'s' * (warps != 1)}", f"{stages} stage{'s' * (stages != 1)}"])
+
+
 def target_named(name: str) -> Target:
     """The target of that name. Raises ValueError for another one."""
     if name not in TARGETS:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-from bi_inductor.targets.description import Target
+from bi_inductor.targets.description import Target, configuration_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _configuration(config: Any, constants: Mapping[str, Any]) -> str:
     """Block sizes, which Inductor's own kernels have from ``config`` and templates among their constants, then warps and stages."""
     chosen = re.compile("BLOCK|GROUP|CHUNK|UNROLL|ROWS|CHAINS|AHEAD")
     sizes = {**config.kwargs, **{name: value for name, value in constants.items() if chosen.match(name)}}
-    return ", ".join([*(f"{name}={value}" for name, value in sizes.items()), f"{config.num_warps} warps", f"{config.num_stages} stages"])
+    return configuration_text(sizes, config.num_warps, config.num_stages)
 
 
 def _resources(kernel: Any, target: Target) -> tuple[int, int]:
