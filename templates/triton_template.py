@@ -1,7 +1,8 @@
 """Inductor templates in Triton: one class serves every op, beside the C++ ones in ``cpp_template.py``.
 
-A template is a jinja source ``<folder>/kernel.py.jinja``. What it is rendered with are constants of the op, the operands' dtypes and one
-pinned configuration; sizes and strides reach it through Inductor. Results are rounded to the op's dtype before an epilogue reads them.
+A template is a jinja source, ``<folder>/kernel.py.jinja`` but for second kernels. What it is rendered with are constants of the op, the
+operands' dtypes and one pinned configuration; sizes and strides reach it through Inductor. Results are rounded to the op's dtype before an
+epilogue reads them.
 
 Inductor internals, checked in torch 2.13.0: TritonTemplate (generate, its keyword arguments become constants of the source and names for
 jinja), TritonTemplateKernel.store_output (takes values of float32, or of ACC_TYPE), SymbolicGridFn, ir.ReinterpretView.
@@ -31,16 +32,16 @@ MACROS = ("common/rows.py.jinja", "common/groups.py.jinja", "matmul/tile.py.jinj
 
 
 @functools.cache
-def template(folder: str, name: str, grid: Callable[..., tuple[Any, Any, Any]], **settings: Any) -> TritonTemplate:
-    """The template in ``<folder>/kernel.py.jinja`` as the kernel ``name``.
+def template(folder: str, name: str, grid: Callable[..., tuple[Any, Any, Any]], source: str = "kernel", **settings: Any) -> TritonTemplate:
+    """The template in ``<folder>/<source>.py.jinja`` as the kernel ``name``.
 
     Args:
         grid: a SymbolicGridFn of the call's sizes and the constants.
         settings: what selects the variant of the source; strings, truth values, and tuples of strings, which are no constants of Triton's.
     """
     given = "".join(f"{{%- set {key} = {value!r} -%}}\n" for key, value in settings.items())
-    source = given + "".join(read_source((TEMPLATES / file).resolve()) for file in (*MACROS, f"{folder}/kernel.py.jinja"))
-    return TritonTemplate(f"bi_{name}", grid, source)
+    text = given + "".join(read_source((TEMPLATES / file).resolve()) for file in (*MACROS, f"{folder}/{source}.py.jinja"))
+    return TritonTemplate(f"bi_{name}", grid, text)
 
 
 def lower(

@@ -87,6 +87,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         if max(dims) > attention.LARGEST_HEAD_DIM:
             return None
         chosen = attention.configuration(target, dtype, max(dims))
+        # Programs that share keys have this configuration and these bits too.
         quote = _BLOCKS if operator == "paged_attention" else _CHUNKS
         return TritonKernel(configuration_text({"BLOCK_M": chosen.block_m, "CHUNK": chosen.chunk}, chosen.warps, chosen.stages), quote)
     return None

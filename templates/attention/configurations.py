@@ -2,6 +2,9 @@
 
 CHUNK, the number of keys whose scores share a maximum, is part of the numerics; no size that follows the batch chooses it. Tiles have 64
 queries for prefill and decode alike, so that both use one instruction family.
+
+Whether one program walks over all chunks or several share them may follow sizes (``shares_keys``), because both have the same bits: the
+sums of a chunk are the same source on the same tiles, and a second kernel merges them in the one program's order.
 """
 
 from __future__ import annotations
@@ -49,6 +52,25 @@ CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
 }
 
 LARGEST_HEAD_DIM = 256
+
+# Where programs share the keys: the chunks of a program, and how many chunks the second kernel, of one warp, loads at a time.
+PART = 4
+UNROLL = 8
+MERGE_WARPS = 1
+# Few queries leave most of a GPU idle while one program of each head walks over the keys; this many programs fill it.
+FEW_QUERIES = 16
+MANY_PROGRAMS = 1024
+
+
+def shares_keys(few_queries: bool, many_programs: bool, few_keys: bool) -> bool:
+    """Whether several programs share the keys of a tile of queries.
+
+    Args:
+        few_queries: at most FEW_QUERIES of a sample (of all requests, where there are blocks of a cache), whatever the batch.
+        many_programs: the samples and heads are MANY_PROGRAMS or more, whatever the batch.
+        few_keys: they are at most PART chunks, whatever the batch.
+    """
+    return few_queries and not many_programs and not few_keys
 
 
 def padded(dim: int) -> int:

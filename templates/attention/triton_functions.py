@@ -38,6 +38,14 @@ def factors(maximum, chunk_maximum):
 
 
 @triton.jit
+def statistics(maximum, normalizer, allowed, column):
+    """What is stored of a chunk [rows, 4] beside its sums: the maximum, the sum of weights, 1 where a key is allowed, and 0."""
+    attended = tl.max(allowed.to(normalizer.dtype), 1)
+    found = tl.where(column == 0, maximum[:, None], normalizer[:, None])
+    return tl.where(column < 2, found, tl.where(column == 2, attended[:, None], 0.0))
+
+
+@triton.jit
 def merged(total, factor, chunk_total, chunk_factor):
     """The sums so far [rows, dim] with those of a chunk."""
     return tl.fma(total, tl.broadcast_to(factor[:, None], total.shape), chunk_total * chunk_factor[:, None])

@@ -116,6 +116,27 @@ def test_a_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decode_is_prefill_through_blocks_too(dtype: torch.dtype) -> None:
+    """One program with all keys, several that share them, and blocks of a cache: one order of the matrix units, or several."""
+    length, block, ops = 700, 16, torch.ops.bi_inductor
+    q, k, v = (randn(1, heads, length, 64, dtype=dtype, seed=heads + i).to(DEVICE) for i, heads in enumerate((8, 2, 2)))
+    mask = torch.ones(length, length, dtype=torch.bool, device=DEVICE).tril()
+    attend = torch.compile(lambda q, k, v, mask: ops.attention(q, k, v, mask), backend="batch_invariant", dynamic=False)
+    whole = attend(q, k, v, mask)
+    for rows in (slice(length - 1, length), slice(300, 309), slice(100, 200)):
+        assert_same_bits(attend(q[:, :, rows], k, v, mask[rows]), whole[:, :, rows], f"queries {rows.start} to {rows.stop}")
+    table = torch.randperm(-(-length // block), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    cache = torch.full([len(table), block, 2, 128], float("nan"), dtype=dtype, device=DEVICE)
+    place = torch.arange(length, device=DEVICE)
+    cache[table[place // block], place % block] = torch.cat([k, v], -1)[0].movedim(0, 1)
+    paged = torch.compile(lambda *tensors: ops.paged_attention(*tensors, 0.125), backend="batch_invariant", dynamic=False)
+    for first, last in ((0, length), (length - 1, length), (500, 640)):
+        numbers = torch.tensor([0, last - first], device=DEVICE), torch.tensor([last], device=DEVICE)
+        found = paged(q[0].movedim(0, 1)[first:last], cache, table[None], *numbers)
+        assert_same_bits(found, whole[0].movedim(0, 1)[first:last], f"blocks, tokens {first} to {last}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_error_is_that_of_torch(name: str, dtype: torch.dtype) -> None:
     x = randn(33, WIDTH, dtype=dtype).cuda()

@@ -568,6 +568,7 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
     VALUE_DIM : tl.constexpr = 64
     BLOCK_V : tl.constexpr = 64
     SCALE : tl.constexpr = 0.125
+    WEIGHT : tl.constexpr = tl.bfloat16
     INDEX_DTYPE : tl.constexpr = tl.int32
     Q = arg_Q
     K = arg_K
@@ -577,9 +578,10 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
     queries = 100
     keys = 100
     tiles = tl.cdiv(queries, BLOCK_M)
-    tile = tl.program_id(0).to(INDEX_DTYPE) % tiles
-    batch = tl.program_id(0).to(INDEX_DTYPE) // tiles // heads
-    head = tl.program_id(0).to(INDEX_DTYPE) // tiles % heads
+    program = tl.program_id(0).to(INDEX_DTYPE)
+    tile = program % tiles
+    batch = program // tiles // heads
+    head = program // tiles % heads
     kv_head = head // (heads // 2)
     query = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
     in_chunk = tl.arange(0, CHUNK).to(INDEX_DTYPE)
@@ -610,8 +612,8 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
         allowed = valid_query[:, None] & (key[None, :] < keys)
         allowed = allowed & (key[None, :] <= query[:, None])
         score = tl.where(allowed, score, float("-inf"))
+        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, WEIGHT)
         attended = tl.maximum(attended, tl.max(allowed.to(tl.int32), 1))
-        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, ELEMENT)
         larger, factor, chunk_factor = chunk.factors(maximum, chunk_maximum)
         normalizer = tl.fma(normalizer, factor, chunk_normalizer * chunk_factor)
         v_chunk = tl.load(
@@ -645,6 +647,7 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
     HEAD_DIM : tl.constexpr = 64
     BLOCK_D : tl.constexpr = 64
     SCALE : tl.constexpr = 0.125
+    WEIGHT : tl.constexpr = tl.bfloat16
     INDEX_DTYPE : tl.constexpr = tl.int32
     Q = arg_Q
     CACHE = arg_CACHE
@@ -658,8 +661,9 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
     block_size = 16
     groups = 12
     tiles = tl.cdiv(tokens * sharing, BLOCK_M) + groups
-    tile = tl.program_id(0).to(INDEX_DTYPE) % tiles
-    kv_head = tl.program_id(0).to(INDEX_DTYPE) // tiles
+    program = tl.program_id(0).to(INDEX_DTYPE)
+    tile = program % tiles
+    kv_head = program // tiles
     g = tl.full([], 0, INDEX_DTYPE)
     tiles_before = tl.full([], 0, INDEX_DTYPE)
     tiles_seen = tl.full([], 0, INDEX_DTYPE)
@@ -700,12 +704,18 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
     k_head = CACHE + kv_head * (128)
     v_head = k_head + HEAD_DIM * (1)
     table = TABLE + g * (40)
+    out_head = head[:, None]
+    out_dim = dim[None, :]
+    valid = valid_row[:, None] & (out_dim < HEAD_DIM)
+    # A chunk without a key that the tile sees would change nothing.
+    first_chunk = first_key // CHUNK
+    last_chunk = tl.cdiv(last_key, CHUNK)
+    out_token = token[:, None]
     maximum = tl.full([BLOCK_M], float("-inf"), ACCUMULATOR)
     normalizer = tl.zeros([BLOCK_M], ACCUMULATOR)
     total = tl.zeros([BLOCK_M, BLOCK_D], ACCUMULATOR)
-    # A chunk without a key that the tile sees would change nothing.
-    for first in range(first_key // CHUNK * CHUNK, last_key, CHUNK):
-        key = first + in_chunk
+    for number in range(first_chunk, last_chunk):
+        key = number * CHUNK + in_chunk
         # What no query of the tile sees is not read: unused places of a cache may hold NaN, and 0 times NaN is NaN.
         seen_key = (key >= first_key) & (key < last_key)
         block = tl.load(table + key // block_size * (1), mask=seen_key, other=0).to(INDEX_DTYPE)
@@ -718,7 +728,7 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
         allowed = key[None, :] <= position[:, None]
         allowed = allowed & (key[None, :] > position[:, None] - 1000)
         score = tl.where(allowed, score, float("-inf"))
-        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, ELEMENT)
+        chunk_maximum, probability, chunk_normalizer = chunk.weights(score, allowed, WEIGHT)
         larger, factor, chunk_factor = chunk.factors(maximum, chunk_maximum)
         normalizer = tl.fma(normalizer, factor, chunk_normalizer * chunk_factor)
         v_chunk = tl.load(
@@ -729,10 +739,6 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
         maximum = larger
     # A query sees its own key.
     result = chunk.attended_rows(total, normalizer, position >= 0).to(ELEMENT).to(RESULT)
-    out_token = token[:, None]
-    out_head = head[:, None]
-    out_dim = dim[None, :]
-    valid = valid_row[:, None] & (out_dim < HEAD_DIM)
     xindex = out_dim + 64*out_head + 512*out_token
     tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_D])), result, valid)""",
         )

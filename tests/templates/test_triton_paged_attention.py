@@ -142,8 +142,8 @@ def test_strides_tokens_of_no_request_and_what_is_not_well_formed(interpreter: I
 
 
 def test_the_cache_is_read_in_place(interpreter: Interpreter) -> None:
-    requests = Requests([9], torch.float32)
-    q, cache, *rest = requests.step([(0, 0, 9)])
+    requests = Requests([20], torch.float32)
+    q, cache, *rest = requests.step([(0, 0, 20)])
     _, codes = interpreter.run(code_of, paged, q, cache.transpose(1, 2).contiguous().transpose(1, 2), *rest)
     assert codes[0].count("@triton_heuristics.") == codes[0].count("@triton_heuristics.template") == 1
     assert "extern_kernels." not in codes[0]

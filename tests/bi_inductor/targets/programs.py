@@ -188,6 +188,20 @@ def blocks_of_a_cache():
         return model, (q, cache, *(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,))))
 
 
+def shared_keys():
+    """One query of each sample and one token of each request, whose keys several programs share."""
+
+    def model(q, k, v, mask, tokens, cache, table, starts, lengths):
+        ops = torch.ops.bi_inductor
+        return ops.attention(q, k, v), ops.attention(q, k, v, mask), ops.paged_attention(tokens, cache, table, starts, lengths, 0.125)
+
+    with torch.device("meta"):
+        q, *kv = (torch.empty(2, heads, keys, 128, dtype=torch.bfloat16) for heads, keys in ((8, 1), (2, 2048), (2, 2048)))
+        tokens, cache = torch.empty(12, 8, 128, dtype=torch.bfloat16), torch.empty(512, 16, 2, 256, dtype=torch.bfloat16)
+        mask = torch.empty(2, 1, 1, 2048, dtype=torch.bool)
+        return model, (q, *kv, mask, tokens, cache, *(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,))))
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 

@@ -27,13 +27,14 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
         "scans",
         "scatters",
         "blocks_of_a_cache",
+        "shared_keys",
         "largest",
         "two_layers",
         "unsupported",
@@ -45,8 +46,8 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -116,6 +117,20 @@ def test_paged_attention_is_built_for_every_target(target):
         float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
         assert kernel.alternatives == 0 and kernel.occupancy > 0, kernel.name
         assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_keys_are_shared_by_the_matrix_units_of_every_target(target):
+    report = compiled(target)["shared_keys"]
+    assert report.faults == [] and report.others == ()
+    parts = [kernel for kernel in report.kernels if "PART : tl.constexpr" in kernel.source]
+    merges = [kernel for kernel in report.kernels if "UNROLL : tl.constexpr" in kernel.source]
+    assert len(parts) == 3 and len(merges) >= 2
+    for kernel in parts:
+        # The instructions of the kernel that has all keys, or its bits would be others.
+        assert kernel.alternatives == 0 and kernel.instructions(MATRIX_INSTRUCTIONS[target]), kernel.name
+    for kernel in merges:
+        assert kernel.alternatives == 0 and not kernel.instructions(MATRIX_INSTRUCTIONS[target]), kernel.name
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
