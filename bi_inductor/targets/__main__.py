@@ -28,11 +28,15 @@ def main() -> None:
     target = target_named(given.target)
     if target.backend == "hip":
         torch.version.hip = ROCM
+    from bi_inductor.backend import errors_for_users
+
     found = []
     for name in given.programs:
         try:
             # Before there is a described device: making a model may seed the generators of the devices that are there.
             program = load_program(name)
+            with errors_for_users():
+                load_device_guard()
             with described_device(target):
                 found.append(report(program, target, given.dynamic).json())
         except Exception as error:
@@ -50,11 +54,8 @@ def _kind(error: Exception) -> str:
 
 def report(program: Program, target: Target, dynamic: bool) -> TargetReport:
     """Compiles one program inside ``described_device``."""
-    from bi_inductor.backend import errors_for_users
     from bi_inductor.targets.kernels import build, gathered
 
-    with errors_for_users():
-        load_device_guard()
     args, kwargs = program.arguments
     with gathered() as written:
         run(program.model, args, kwargs, dynamic)

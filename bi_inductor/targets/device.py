@@ -51,12 +51,15 @@ def properties(target: Target) -> types.SimpleNamespace:
 
 @functools.cache
 def load_device_guard() -> None:
-    """Gives a torch without CUDA the guard that indexing a tensor on the device asks for; for the rest of the process.
+    """Gives torch the guard that indexing a tensor on the device asks for, where no GPU is; for the rest of the process.
+
+    A build without CUDA has none. That of a build with CUDA, which the last one registered replaces, asks the driver of a GPU.
+    To be called outside of ``described_device``, where a GPU is there.
 
     Raises:
         torch._inductor.exc.InvalidCxxCompiler: there is no C++ compiler.
     """
-    if torch.backends.cuda.is_built():
+    if torch.cuda.is_available():
         return
     from torch._inductor.codecache import CppCodeCache
 
@@ -99,6 +102,7 @@ def described_device(target: Target) -> Iterator[None]:
         "get_device_capability": always(target.capability),
         "get_device_name": always(target.device),
         "is_bf16_supported": always(True),
+        "is_current_stream_capturing": always(False),
         "_exchange_device": always(0),
         "_maybe_exchange_device": always(0),
         "get_rng_state": always(torch.zeros(16, dtype=torch.uint8)),
