@@ -15,12 +15,16 @@ enum class MatmulSchedule {
   few_columns,  // the same with the factors' parts exchanged
   strips,       // few rows, B contiguous along N: sixteen lanes of a strip    (lanes.h)
   short_k,      // two lanes a pass, A in place                                (panels.h)
-  passes        // everything else: packed panels, one lane a pass             (panels.h)
+  passes        // everything else: packed panels, one or four lanes a pass    (panels.h)
 };
 
+template <class T>
 inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a_col, int64_t b_row, int64_t b_col) {
-  // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often.
-  const bool few_rows = m <= 8 || (m <= (BI_AVX512 ? 64 : 32) && m * k <= 49152) || (BI_AVX512 && m <= 32 && m * k <= 131072);
+  // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. Sixteen bits are widened while B is
+  // copied either way, so that panels pay sooner.
+  constexpr int64_t rows_in_l2 = std::is_same<T, float>::value ? 64 : 32, elements_in_l2 = std::is_same<T, float>::value ? 196608 : 131072;
+  const bool few_rows =
+      m <= 8 || (m <= (BI_AVX512 ? 64 : 32) && m * k <= 49152) || (BI_AVX512 && m <= rows_in_l2 && m * k <= elements_in_l2);
   const bool short_k = k <= (a_col == 1 ? 256 : 192);
   if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::few_rows;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;
@@ -53,7 +57,7 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
                           has_bias ? bias + index * bias_batch : nullptr, bias_row, bias_col, A(alpha), A(beta),
                           out + index * out_batch, out_row, epilogue, epilogue_context, merged_rows};
   };
-  const MatmulSchedule schedule = choose_schedule(m, n, k, a_col, b_row, b_col);
+  const MatmulSchedule schedule = choose_schedule<T>(m, n, k, a_col, b_row, b_col);
   // Work in element operations. Small work stays on this thread; threads split the outputs of one entry where the batch alone does not
   // feed them evenly.
   const double cost = double(m) * double(n) * double(k) / 16 + double(k) * double(m + n) / 4 + double(m) * double(n) / 8;
@@ -66,7 +70,7 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
       const MatmulEntry<T> e = entry(task / parts);
-      const int64_t part = task % parts, length = split_rows ? m : n, grain = split_rows ? panel_rows : 16;
+      const int64_t part = task % parts, length = split_rows ? m : n, grain = split_rows ? panel_rows<A> : 16;
       const int64_t units = (length + grain - 1) / grain;
       const int64_t first = units * part / parts * grain, last = std::min(length, units * (part + 1) / parts * grain);
       if (first >= last) continue;

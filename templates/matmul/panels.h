@@ -1,8 +1,8 @@
-// Many rows against many columns: one lane at a time over tiles of rows x columns.
+// Many rows against many columns: one lane, or four of them, at a time over tiles of rows x columns.
 //
-// Numerics: pass l runs the fma chain of lane l (k = l, l + 16, ...) for a whole tile of outputs; the sixteen partial tiles fold by
-// halves, + 0 at the end: the bits of lanes.h (docs/numerics.md sections 2 and 3). Operands are copied into panels in the order in
-// which the passes read them, [lane][step][row or column], step = k / 16, in the accumulation type, padded with zeros along K.
+// Numerics: a pass runs the fma chains of its lanes (lane l: k = l, l + 16, ...) for a whole tile of outputs; the sixteen partial tiles
+// fold by halves, + 0 at the end: the bits of lanes.h (docs/numerics.md sections 2 and 3). Operands are copied into panels in the order
+// in which the passes read them, [lane][step][row or column], step = k / 16, in the accumulation type, padded with zeros along K.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,12 @@
 
 namespace bi {
 
-inline constexpr int panel_rows = 6;
+// Lanes of a pass, and rows of a tile. Passes over a K of 768 are short: each ends in a wait for its last products and in partial tiles
+// that go to memory and back. The 32 registers of AVX512 hold four lanes of a tile, which then fold without that; 16 registers hold one.
+template <class A>
+inline constexpr int lanes_together = sizeof(A) == 4 && BI_AVX512 ? 4 : 1;
+template <class A>
+inline constexpr int panel_rows = lanes_together<A> == 4 ? 7 : 6;
 // Doubles take two registers a vector: 6 x 8 of them need as many accumulators as 6 x 16 floats.
 template <class A>
 inline constexpr int panel_columns = sizeof(A) == 4 ? 16 : 8;
@@ -66,11 +71,13 @@ inline void pack_vectors(const T* source, int64_t vector_stride, int64_t k_strid
   }
 }
 
-// Sixteen passes fold by halves while they run: taken in the order 0, 8, 4, 12, 2, 10, ... (the lane number with its bits reversed),
-// a finished lane merges with as many stored partial tiles as its place in that order has trailing one bits.
+// The lanes fold by halves while they are summed: taken in the order 0, 8, 4, 12, 2, 10, ... (the lane number with its bits reversed),
+// a finished lane merges with as many stored partial tiles as its place in that order has trailing one bits. Lanes of one pass follow each
+// other in that order, so they fold among themselves first, and the folds of passes merge in the same way.
 inline constexpr int fold_levels = 4;
 inline int lane_of_pass(int pass) { return (pass & 1) << 3 | (pass & 2) << 1 | (pass & 4) >> 1 | (pass & 8) >> 3; }
-inline constexpr int64_t partial_tile = panel_rows * 16;
+template <class A>
+inline constexpr int64_t partial_tile = panel_rows<A> * 16;
 
 // A long K is cut into blocks of steps, so that a block of the rows stays in L2. Between two blocks the lanes of a tile are carried in
 // memory: a chain continues from exactly the value where it stopped.
@@ -101,50 +108,71 @@ BI_INLINE void store_sums(Row row, A* sums, int64_t columns) {
     row.store(sums, columns);
 }
 
-// One pass over one tile and one block of K. a_lane: [steps][rows], b_lane: [steps][panel_columns], carried: the tile of this lane,
-// partial: fold_levels stored tiles. The last pass of the last block writes the finished sums of `columns` columns.
+// One pass over one tile and one block of K, for the lanes at the places [place, place + lanes_together) of the order above. a, b and
+// carried point to the first of them: [lane][steps][rows], [lane][steps][panel_columns] and [lane][rows][panel_columns], with a_lane,
+// b_lane and carried_lane elements from one lane to the next. partial: fold_levels stored tiles. The last pass of the last block writes
+// the finished sums of `columns` columns.
+// A call of its own: inside of multiply_panel compilers run out of registers for its pointers.
 template <int rows, class A>
-BI_INLINE void lane_pass(const A* a_lane, const A* b_lane, const DepthBlock& block, A* carried, int pass, A* partial, A* sums,
-                         int64_t sums_row, int64_t columns) {
-  constexpr int width = panel_columns<A>;
-  PanelRow<A> accumulator[rows];
+__attribute__((noinline)) void lanes_pass(const A* a, int64_t a_lane, const A* b, int64_t b_lane, const DepthBlock& block, A* carried,
+                          int64_t carried_lane, int place, A* partial, A* sums, int64_t sums_row, int64_t columns) {
+  constexpr int width = panel_columns<A>, together = lanes_together<A>;
+  PanelRow<A> accumulator[together][rows];
+  const A *a_of[together], *b_of[together];
+  A* carried_of[together];
+#pragma GCC unroll 4
+  for (int t = 0; t < together; t++) {
+    const int lane = lane_of_pass(t);  // after the first one
+    a_of[t] = a + lane * a_lane, b_of[t] = b + lane * b_lane, carried_of[t] = carried + lane * carried_lane;
 #pragma GCC unroll 8
-  for (int i = 0; i < rows; i++) accumulator[i] = block.first ? PanelRow<A>::zero() : PanelRow<A>::load(carried + i * width);
-  for (int64_t s = 0; s < block.steps; s++) add_products<rows>(a_lane + s * rows, 1, b_lane + s * width, accumulator);
+    for (int i = 0; i < rows; i++) accumulator[t][i] = block.first ? PanelRow<A>::zero() : PanelRow<A>::load(carried_of[t] + i * width);
+  }
+  for (int64_t s = 0; s < block.steps; s++) {
+#pragma GCC unroll 4
+    for (int t = 0; t < together; t++) add_products<rows>(a_of[t] + s * rows, 1, b_of[t] + s * width, accumulator[t]);
+  }
   if (!block.last) {
+#pragma GCC unroll 4
+    for (int t = 0; t < together; t++) {
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) accumulator[i].store(carried + i * width);
+      for (int i = 0; i < rows; i++) accumulator[t][i].store(carried_of[t] + i * width);
+    }
     return;
   }
-  int place = pass;
-  for (; place & 1; place >>= 1, partial += partial_tile) {
+  if constexpr (together == 4) {
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) accumulator[i] = accumulator[i] + PanelRow<A>::load(partial + i * width);
+    for (int i = 0; i < rows; i++)
+      accumulator[0][i] = (accumulator[0][i] + accumulator[1][i]) + (accumulator[2][i] + accumulator[3][i]);
   }
-  if (pass != matmul_lanes - 1) {
+  for (int merged = place / together; merged & 1; merged >>= 1, partial += partial_tile<A>) {
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) accumulator[i].store(partial + i * width);
+    for (int i = 0; i < rows; i++) accumulator[0][i] = accumulator[0][i] + PanelRow<A>::load(partial + i * width);
+  }
+  if (place + together != matmul_lanes) {
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) accumulator[0][i].store(partial + i * width);
     return;
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < rows; i++) store_sums(accumulator[i], sums + i * sums_row, columns);
+  for (int i = 0; i < rows; i++) store_sums(accumulator[0][i], sums + i * sums_row, columns);
 }
 
 // The rows of one packed operand, dealt evenly to panels of at most panel_rows: 16 rows make panels of 6, 5 and 5, because a tile of
 // few rows leaves the multipliers waiting for each other.
-// Laid out [lane][panel][step][row], since a pass goes through one lane of one panel after the other.
+// Laid out [lane][panel][step][row], since a pass goes through its lanes of one panel after the other.
+template <class A>
 struct RowPanels {
   int64_t count, smaller, larger_count, steps, stride, lane;  // stride, lane: elements from one panel or lane to the next
   RowPanels(int64_t rows, int64_t k)
-      : count((rows + panel_rows - 1) / panel_rows), smaller(rows / count), larger_count(rows % count), steps(lane_steps(k)),
-        stride(lane_stride(panel_rows, steps)), lane(lane_stride(count, stride)) {}
+      : count((rows + panel_rows<A> - 1) / panel_rows<A>), smaller(rows / count), larger_count(rows % count), steps(lane_steps(k)),
+        stride(lane_stride(panel_rows<A>, steps)), lane(lane_stride(count, stride)) {}
   int64_t size(int64_t panel) const { return smaller + (panel < larger_count); }
   int64_t first(int64_t panel) const { return panel * smaller + (panel < larger_count ? panel : larger_count); }
   int64_t elements() const { return matmul_lanes * lane; }
 };
 
 template <class T, class A>
-inline void pack_rows(const RowPanels& panels, const T* a, int64_t a_row, int64_t a_col, int64_t k, A* packed) {
+inline void pack_rows(const RowPanels<A>& panels, const T* a, int64_t a_row, int64_t a_col, int64_t k, A* packed) {
   for (int64_t p = 0; p < panels.count; p++)
     pack_vectors(a + panels.first(p) * a_row, a_row, a_col, panels.size(p), k, packed + p * panels.stride, panels.size(p), panels.lane);
 }
@@ -203,34 +231,42 @@ class Prefetch {
   int64_t lines_in_run_ = 0, stride_ = 0, left_ = 0, within_ = 0;
 };
 
-// Tiles between two uses of a lane of B: they share it in L1 while their own partial sums stay there too.
+// Tiles between two uses of the same lanes of B: they share them in L1 while their own partial sums stay there too.
 inline constexpr int64_t tiles_together = 8;
 
 // sums[row * sums_row + column] of all rows against one panel of columns, one block of K. partial: tiles_together * fold_levels *
-// partial_tile elements; carried: as many tiles as lanes times row panels.
+// partial_tile elements; carried: as many tiles as lanes times row panels, [lane][panel].
 template <class A>
-inline void multiply_panel(const RowPanels& panels, const A* rows, const A* b_panel, const DepthBlock& block, A* carried, A* partial,
+inline void multiply_panel(const RowPanels<A>& panels, const A* rows, const A* b_panel, const DepthBlock& block, A* carried, A* partial,
                            A* sums, int64_t sums_row, int64_t columns, Prefetch next) {
-  const int64_t pieces = panels.count * matmul_lanes, share = (next.left() + pieces - 1) / pieces;
-  const int64_t b_lane = lane_stride(panel_columns<A>, block.steps);
+  constexpr int together = lanes_together<A>;
+  const int64_t pieces = panels.count * (matmul_lanes / together), share = (next.left() + pieces - 1) / pieces;
+  const int64_t b_lane = lane_stride(panel_columns<A>, block.steps), carried_lane = panels.count * partial_tile<A>;
   for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
     const int64_t end = begin + tiles_together < panels.count ? begin + tiles_together : panels.count;
-    for (int pass = 0; pass < matmul_lanes; pass++) {
-      const int lane = lane_of_pass(pass);
-      const A* b = b_panel + lane * b_lane;
+    for (int place = 0; place < matmul_lanes; place += together) {
+      const int64_t lane = lane_of_pass(place);
       for (int64_t p = begin; p < end; p++) {
-        const A* a = rows + lane * panels.lane + p * panels.stride + block.first_step * panels.size(p);
-        A* lanes = carried + (lane * panels.count + p) * partial_tile;
-        A* stored = partial + (p - begin) * fold_levels * partial_tile;
+        const int64_t size = panels.size(p);
+        const A* a = rows + lane * panels.lane + p * panels.stride + block.first_step * size;
+        A* lanes = carried + lane * carried_lane + p * partial_tile<A>;
+        A* stored = partial + (p - begin) * fold_levels * partial_tile<A>;
         A* target = sums + panels.first(p) * sums_row;
+        const auto pass = [&](auto count) {
+          lanes_pass<count()>(a, panels.lane, b_panel + lane * b_lane, b_lane, block, lanes, carried_lane, place, stored, target, sums_row,
+                              columns);
+        };
         next.advance(share);
-        switch (panels.size(p)) {
-          case 6: lane_pass<6>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
-          case 5: lane_pass<5>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
-          case 4: lane_pass<4>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
-          case 3: lane_pass<3>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
-          case 2: lane_pass<2>(a, b, block, lanes, pass, stored, target, sums_row, columns); break;
-          default: lane_pass<1>(a, b, block, lanes, pass, stored, target, sums_row, columns);
+        switch (size) {
+          case 7:
+            if constexpr (panel_rows<A> == 7) pass(std::integral_constant<int, 7>());
+            break;
+          case 6: pass(std::integral_constant<int, 6>()); break;
+          case 5: pass(std::integral_constant<int, 5>()); break;
+          case 4: pass(std::integral_constant<int, 4>()); break;
+          case 3: pass(std::integral_constant<int, 3>()); break;
+          case 2: pass(std::integral_constant<int, 2>()); break;
+          default: pass(std::integral_constant<int, 1>());
         }
       }
     }

@@ -108,14 +108,14 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
   const int64_t region = std::max<int64_t>(64, 32768 / block_rows / 64 * 64);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   const int64_t panel_elements = matmul_lanes * lane_stride(width, lane_steps(depth));
-  const int64_t partial_elements = tiles_together * fold_levels * partial_tile;
-  const int64_t carried_elements = long_k ? RowPanels(block_rows, e.k).count * matmul_lanes * partial_tile : 0;
+  const int64_t partial_elements = tiles_together * fold_levels * partial_tile<A>;
+  const int64_t carried_elements = long_k ? RowPanels<A>(block_rows, e.k).count * matmul_lanes * partial_tile<A> : 0;
   A* partial = buffers.columns.reserve(partial_elements + panel_elements + group / width * carried_elements);
   A *b_panel = partial + partial_elements, *carried = b_panel + panel_elements;
   A* scratch = e.stores_sums_in_out() ? nullptr : buffers.sums.reserve(block_rows * region);
   for (int64_t m = m0; m < m1; m += block_rows) {
     const int64_t block_end = std::min(m1, m + block_rows);
-    const RowPanels rows(block_end - m, e.k);
+    const RowPanels<A> rows(block_end - m, e.k);
     A* packed = buffers.rows.reserve(rows.elements());
     pack_rows(rows, e.a + m * e.a_row, e.a_row, e.a_col, e.k, packed);
     for (int64_t c = n0; c < n1; c += region) {
