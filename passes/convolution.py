@@ -1,21 +1,21 @@
-"""Convolutions as one matmul over gathered patches: out[o, p] = bias[o] + sum over (channel, kernel position) of weight * patch.
+"""Convolutions as one operator: out[o, p] = bias[o] + sum over (channel, kernel position) of weight * patch.
 
 Numerics: the sum is the matmul family's, with k the row-major index over (channel of the group, kernel position); one rounding,
-after the bias (docs/numerics.md section 3). Made of differentiable ops, so the backward follows from slicing and matmul. The
-patches are copied: memory is the kernel's size times the input's.
+after the bias (docs/numerics.md section 3). For inference the kernel reads patches from the input; where a gradient is needed they are
+copied once, since the gradient of the weight reads them again, and one matmul gives the same bits.
 
 A transposed convolution is the convolution with the flipped weight of the input with stride - 1 zeros between neighbours.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+from bi_inductor.operators.convolution import over_patches
 
 aten = torch.ops.aten
 
@@ -35,27 +35,10 @@ def convolution(
     stride, dilation = _each(stride, dims), _each(dilation, dims)
     if x.dim() == dims + 1:
         return convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    x = functional.pad(x, _pads(padding, kernel, dilation))
-    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
-    patches = []
-    for offset in itertools.product(*(range(k) for k in kernel)):
-        patch = x
-        for i, (o, n, s, d) in enumerate(zip(offset, sizes, stride, dilation, strict=True)):
-            patch = aten.slice.Tensor(patch, 2 + i, o * d, o * d + s * (n - 1) + 1, s)
-        patches.append(patch)
-    batch, channels, out_channels = x.shape[0], weight.shape[1], weight.shape[0]
-    reduced, positions = channels * len(patches), math.prod(sizes)
-    columns = torch.stack(patches, 2)
-    if groups == 1:
-        rows = weight.reshape(1, out_channels, reduced).expand(batch, -1, -1)
-        bias = None if bias is None else bias.unsqueeze(1)
-        out = torch.ops.bi_inductor.matmul(rows, columns.reshape(batch, reduced, positions), bias)
-    else:
-        columns = columns.reshape(batch, groups, reduced, positions).permute(1, 2, 0, 3).reshape(groups, reduced, batch * positions)
-        bias = None if bias is None else bias.reshape(groups, out_channels // groups, 1)
-        out = torch.ops.bi_inductor.matmul(weight.reshape(groups, out_channels // groups, reduced), columns, bias)
-        out = out.reshape(out_channels, batch, positions).transpose(0, 1)
-    result: torch.Tensor = out.reshape([batch, out_channels, *sizes])
+    geometry = (list(stride), _pads(padding, kernel, dilation), list(dilation), groups)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return over_patches(x, weight, bias, *geometry)
+    result: torch.Tensor = torch.ops.bi_inductor.convolution(x, weight, bias, *geometry)
     return result
 
 
@@ -99,14 +82,14 @@ def _each(values: Sequence[int], dims: int) -> Sequence[int]:
 
 
 def _pads(padding: Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[Any]:
-    """Padding as functional.pad takes it, the last dim first; "same" puts the odd one at the end, as torch does."""
+    """Zeros before and after each dim, as bi_inductor::convolution takes them; "same" puts the odd one at the end, as torch does."""
     if padding == "valid":
         return [0, 0] * len(kernel)
     if padding == "same":
         total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
+        return [side for t in total for side in (t // 2, t - t // 2)]
     assert not isinstance(padding, str), f"padding must be 'valid', 'same' or numbers; given {padding!r}"
-    return [side for p in reversed(_each(padding, len(kernel))) for side in (p, p)]
+    return [side for p in _each(padding, len(kernel)) for side in (p, p)]
 
 
 CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)

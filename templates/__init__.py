@@ -6,6 +6,7 @@ import importlib
 
 FOLDERS = (
     "attention",
+    "convolution",
     "cumsum",
     "embedding",
     "grouped_matmul",

@@ -2,6 +2,7 @@
 
 from bi_inductor.operators import (
     attention,
+    convolution,
     embedding,
     grouped_matmul,
     matmul,
@@ -17,6 +18,7 @@ from bi_inductor.operators import (
 
 __all__ = [
     "attention",
+    "convolution",
     "embedding",
     "grouped_matmul",
     "matmul",

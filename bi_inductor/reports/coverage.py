@@ -42,6 +42,7 @@ OPERATORS = {
 BECOMES = {
     "bilinear": "matmul",
     "cdist": "sum, amax or matmul",
+    **{f"conv{transposed}{dims}d": "convolution; matmul for gradients" for transposed in ("", "_transpose") for dims in (1, 2, 3)},
     "embedding_bag": "scatter",
     "flex_attention": "attention; pointwise ops and matmul for the scores",
     "grid_sampler": "gathers and pointwise ops",

@@ -27,6 +27,7 @@ EXACT_UP_TO = 100_000
 # Ops that differ by the level they stand at or by what they fold in.
 ONE_MEANING = {
     **dict.fromkeys(("linear", "mm", "addmm", "bmm", "baddbmm", "mv", "dot"), "matmul"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
     **{f"native_{name}": name for name in ("layer_norm", "group_norm", "batch_norm", "dropout")},
     **{f"_{name}": name for name in ("softmax", "log_softmax", "to_copy")},
     "scaled_dot_product_attention": "attention",

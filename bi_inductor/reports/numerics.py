@@ -40,6 +40,9 @@ NUMERICS: dict[str, Numerics] = {
     "grouped_matmul": Numerics(
         3, "each group's rows, columns or terms as a `mm` of that group alone", "grouped_matmul", (("products", MATMUL_LANES),)
     ),
+    "convolution": Numerics(
+        3, "`k` the row-major index over (channel within the group, kernel position)", "convolution", (("products", MATMUL_LANES),)
+    ),
     "sum": Numerics(4, "`round(S(x))`", "reduce", _SUM),
     "mean": Numerics(4, "`round(fl(S(x) / n))`", "reduce", _SUM),
     "prod": Numerics(4, "lanes and fold as in section 2 with `*` for `+`, lanes starting at 1, no step 3; rounded", "reduce", _SUM),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -77,9 +78,15 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         return TritonKernel(configuration_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in SCATTERS:
         return TritonKernel(configuration_text(scatter.CONSTANTS, WARPS, STAGES))
-    if operator in ("matmul", "grouped_matmul"):
-        dtype, (*_, columns) = _tensor(operands[0])[0], _tensor(result)[1]
-        tile = matmul.configuration(target, dtype, columns.isdigit() and int(columns) <= matmul.NARROW)
+    if operator in ("matmul", "grouped_matmul", "convolution"):
+        dtype, sizes = _tensor(operands[0])[0], _tensor(result)[1]
+        columns = sizes[-1:]
+        if operator == "convolution":
+            # The positions of the result; of grouped channels those of all samples.
+            grouped = _tensor(operands[0])[1][1] != _tensor(operands[1])[1][1]
+            columns = sizes[2:] + sizes[:1] * grouped
+        narrow = all(size.isdigit() for size in columns) and math.prod(map(int, columns)) <= matmul.NARROW
+        tile = matmul.configuration(target, dtype, narrow)
         return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
     if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])

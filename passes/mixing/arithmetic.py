@@ -418,6 +418,7 @@ rule("philox", "bi_inductor")(pointwise)
 
 
 @rule("convolution")
+@rule("convolution", "bi_inductor")
 def _convolution(call: Call) -> States:
     """[batch, channels, ...]; weights of the samples would be another thing."""
     x, weight, bias = call.positional[:3]

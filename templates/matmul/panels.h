@@ -30,11 +30,11 @@ inline int64_t lane_steps(int64_t k) { return (k + matmul_lanes - 1) / matmul_la
 // set of the cache, with room for the overhang of the 8-wide stores in pack_vectors.
 inline int64_t lane_stride(int64_t width, int64_t steps) { return (((width * steps + 15) / 16 + 1) | 1) * 16; }
 
-// Copies `count` <= 8 vectors of length k into a panel: element p of vector j goes to panel[(p mod 16) * lane + (p / 16) * width + j].
+// Copies `count` <= 8 vectors of length k into a panel: element p of vector j goes to panel[(p mod lanes) * lane + (p / lanes) * width + j].
 // Stores are 8 wide: what hangs over `width` is overwritten by the next step or lands in the lane's slack.
 template <class T, class A>
 inline void pack_vectors(const T* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k, A* panel, int64_t width,
-                         int64_t lane) {
+                         int64_t lane, int64_t lanes = matmul_lanes) {
   const int64_t padded = lane_steps(k) * matmul_lanes;
   if (k_stride == 1) {
     for (int64_t p = 0; p < padded; p += 8) {
@@ -50,14 +50,13 @@ inline void pack_vectors(const T* source, int64_t vector_stride, int64_t k_strid
                                              : Vec<A>::load(source + j * vector_stride + p, left);
       }
       transpose_eight(block);
-      A* target = panel + (p % matmul_lanes) * lane + (p / matmul_lanes) * width;
 #pragma GCC unroll 8
-      for (int j = 0; j < 8; j++) block[j].store(target + j * lane);
+      for (int j = 0; j < 8; j++) block[j].store(panel + ((p + j) % lanes) * lane + ((p + j) / lanes) * width);
     }
     return;
   }
   for (int64_t p = 0; p < padded; p++) {
-    A* target = panel + (p % matmul_lanes) * lane + (p / matmul_lanes) * width;
+    A* target = panel + (p % lanes) * lane + (p / lanes) * width;
     const T* from = source + p * k_stride;
     if (p >= k) {
       Vec<A>::zero().store(target);

@@ -60,6 +60,13 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
             (t(3, 0), t(0, 5), bias),
             (t(0, 3, 4), t(0, 4, 5)),
         ]
+    if name == "convolution":
+        return [
+            (t(2, 2, 5), t(4, 2, 3, seed=1), t(4, seed=2), [2], [1, 0], [1], 1),
+            (t(2, 4, 4, 3), t(4, 2, 2, 2, seed=1), None, [1, 2], [0, 0, 1, 1], [2, 1], 2),
+            (t(1, 1, 3, 2, 2), t(2, 1, 2, 1, 2, seed=1), t(2, seed=2), [1, 1, 1], [0, 1, 0, 0, 0, 0], [1, 1, 1], 1),
+            (t(0, 2, 5), t(4, 2, 3, seed=1), t(4, seed=2), [1], [0, 0], [1], 1),
+        ]
     if name in ("sum", "mean", "prod"):
         return [(t(3, 4, 5), [1]), (t(3, 4), [], True), (t(3, 4, 5), [-1, 0], True), (t(), []), (t(0, 4), [1]), (t(3, 0), [1])]
     if name in ("var", "std"):

@@ -34,19 +34,8 @@ inference
   view_1 = aten.view.default(permute, [3, 4, 3]) -> float32[3, 4, 3]
   rev = prims.rev.default(view_1, [2]) -> float32[3, 4, 3]
   constant_pad_nd = aten.constant_pad_nd.default(slice_scatter, [1, 2], 0.0) -> float32[2, 4, 12]
-  constant_pad_nd_1 = aten.constant_pad_nd.default(constant_pad_nd, [0, 0], 0.0) -> float32[2, 4, 12]
-  slice_1 = aten.slice.Tensor(constant_pad_nd_1, 2, 0, 10) -> float32[2, 4, 10]
-  slice_2 = aten.slice.Tensor(constant_pad_nd_1, 2, 1, 11) -> float32[2, 4, 10]
-  slice_3 = aten.slice.Tensor(constant_pad_nd_1, 2, 2, 12) -> float32[2, 4, 10]
-  cat = aten.cat.default([slice_1, slice_2, slice_3], 2) -> float32[2, 4, 30]
-  view_2 = aten.view.default(cat, [2, 4, 3, 10]) -> float32[2, 4, 3, 10]
-  clone = aten.clone.default(rev, memory_format=torch.contiguous_format) -> float32[3, 4, 3]
-  view_3 = aten.view.default(clone, [1, 3, 12]) -> float32[1, 3, 12]
-  expand = aten.expand.default(view_3, [2, -1, -1]) -> float32[2, 3, 12]
-  view_4 = aten.view.default(view_2, [2, 12, 10]) -> float32[2, 12, 10]
-  matmul = bi_inductor.matmul.default(expand, view_4) -> float32[2, 3, 10]
-  view_5 = aten.view.default(matmul, [2, 3, 10]) -> float32[2, 3, 10]
-  return (view_5,)""",
+  convolution = bi_inductor.convolution.default(constant_pad_nd, rev, None, [1], [0, 0], [1], 1) -> float32[2, 3, 10]
+  return (convolution,)""",
     )
 
 
@@ -213,6 +202,14 @@ def test_convolution_has_torchs_values_its_accuracy_and_its_bits_in_every_batch(
         out, grad, *_ = ours(fn, x[batch].detach().requires_grad_(), weight, bias)
         assert_same_bits(out, whole[0][batch], batch)
         assert_same_bits(grad, whole[1][batch], batch)
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_a_convolution_has_the_same_bits_with_and_without_gradients(name: str) -> None:
+    # One operator without them, patches and a matmul with them.
+    fn, operands = convolution_of(name)
+    (without,) = ours(fn, *(operand.detach() for operand in operands))
+    assert_same_bits(without, ours(fn, *operands)[0])
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {

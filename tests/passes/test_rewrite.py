@@ -1127,18 +1127,29 @@ def test_convolution_is_captured() -> None:
   arg1_1: float32[4, 3, 2]
   arg2_1: float32[4]
 - convolution = aten.convolution.default(arg0_1, arg1_1, arg2_1, [1], [0], [1], False, [0], 1) -> float32[2, 4, 4]
-- return convolution
-+ constant_pad_nd = aten.constant_pad_nd.default(arg0_1, [0, 0], 0.0) -> float32[2, 3, 5]
-+ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 4) -> float32[2, 3, 4]
-+ slice_2 = aten.slice.Tensor(constant_pad_nd, 2, 1, 5) -> float32[2, 3, 4]
-+ stack = aten.stack.default([slice_1, slice_2], 2) -> float32[2, 3, 2, 4]
-+ view = aten.view.default(arg1_1, [1, 4, 6]) -> float32[1, 4, 6]
-+ expand = aten.expand.default(view, [2, -1, -1]) -> float32[2, 4, 6]
-+ unsqueeze = aten.unsqueeze.default(arg2_1, 1) -> float32[4, 1]
-+ view_1 = aten.view.default(stack, [2, 6, 4]) -> float32[2, 6, 4]
-+ matmul = bi_inductor.matmul.default(expand, view_1, unsqueeze) -> float32[2, 4, 4]
-+ view_2 = aten.view.default(matmul, [2, 4, 4]) -> float32[2, 4, 4]
-+ return view_2""",
++ convolution = bi_inductor.convolution.default(arg0_1, arg1_1, arg2_1, [1], [0, 0], [1], 1) -> float32[2, 4, 4]
+  return convolution""",
+    )
+
+
+def test_a_convolution_with_gradients_keeps_its_patches() -> None:
+    expecttest.assert_expected_inline(
+        with_captures(functional.conv1d, leaf(2, 3, 5), f32(4, 3, 2), f32(4)),
+        """\
+arg0_1: float32[2, 3, 5]
+arg1_1: float32[4, 3, 2]
+arg2_1: float32[4]
+constant_pad_nd = aten.constant_pad_nd.default(arg0_1, [0, 0], 0.0) -> float32[2, 3, 5]
+slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 4) -> float32[2, 3, 4]
+slice_2 = aten.slice.Tensor(constant_pad_nd, 2, 1, 5) -> float32[2, 3, 4]
+stack = aten.stack.default([slice_1, slice_2], 2) -> float32[2, 3, 2, 4]
+view = aten.view.default(arg1_1, [1, 4, 6]) -> float32[1, 4, 6]
+expand = aten.expand.default(view, [2, -1, -1]) -> float32[2, 4, 6]
+unsqueeze = aten.unsqueeze.default(arg2_1, 1) -> float32[4, 1]
+view_1 = aten.view.default(stack, [2, 6, 4]) -> float32[2, 6, 4]
+matmul = bi_inductor.matmul.default(expand, view_1, unsqueeze) -> float32[2, 4, 4]
+view_2 = aten.view.default(matmul, [2, 4, 4]) -> float32[2, 4, 4]
+return view_2""",
     )
 
 
@@ -1152,26 +1163,8 @@ def test_grouped_convolution_is_captured() -> None:
   x_1: float32[2, 4, 3, 3]
   weight_1: float32[6, 2, 2, 2]
 - convolution = aten.convolution.default(x_1, weight_1, None, [2, 2], [0], [1, 1], False, [0], 2) -> float32[2, 6, 1, 1]
-- return convolution
-+ constant_pad_nd = aten.constant_pad_nd.default(x_1, [0, 0, 0, 0], 0.0) -> float32[2, 4, 3, 3]
-+ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 1, 2) -> float32[2, 4, 1, 3]
-+ slice_2 = aten.slice.Tensor(slice_1, 3, 0, 1, 2) -> float32[2, 4, 1, 1]
-+ slice_3 = aten.slice.Tensor(constant_pad_nd, 2, 0, 1, 2) -> float32[2, 4, 1, 3]
-+ slice_4 = aten.slice.Tensor(slice_3, 3, 1, 2, 2) -> float32[2, 4, 1, 1]
-+ slice_5 = aten.slice.Tensor(constant_pad_nd, 2, 1, 2, 2) -> float32[2, 4, 1, 3]
-+ slice_6 = aten.slice.Tensor(slice_5, 3, 0, 1, 2) -> float32[2, 4, 1, 1]
-+ slice_7 = aten.slice.Tensor(constant_pad_nd, 2, 1, 2, 2) -> float32[2, 4, 1, 3]
-+ slice_8 = aten.slice.Tensor(slice_7, 3, 1, 2, 2) -> float32[2, 4, 1, 1]
-+ stack = aten.stack.default([slice_2, slice_4, slice_6, slice_8], 2) -> float32[2, 4, 4, 1, 1]
-+ view = aten.view.default(stack, [2, 2, 8, 1]) -> float32[2, 2, 8, 1]
-+ permute = aten.permute.default(view, [1, 2, 0, 3]) -> float32[2, 8, 2, 1]
-+ view_1 = aten.view.default(permute, [2, 8, 2]) -> float32[2, 8, 2]
-+ view_2 = aten.view.default(weight_1, [2, 3, 8]) -> float32[2, 3, 8]
-+ matmul = bi_inductor.matmul.default(view_2, view_1) -> float32[2, 3, 2]
-+ view_3 = aten.view.default(matmul, [6, 2, 1]) -> float32[6, 2, 1]
-+ transpose = aten.transpose.int(view_3, 0, 1) -> float32[2, 6, 1]
-+ view_4 = aten.view.default(transpose, [2, 6, 1, 1]) -> float32[2, 6, 1, 1]
-+ return view_4""",
++ convolution = bi_inductor.convolution.default(x_1, weight_1, None, [2, 2], [0, 0, 0, 0], [1, 1], 2) -> float32[2, 6, 1, 1]
+  return convolution""",
     )
 
 
@@ -1186,22 +1179,8 @@ def test_convolution_of_volumes_is_captured() -> None:
   weight_1: float32[3, 2, 1, 1, 2]
   bias_1: float32[3]
 - convolution = aten.convolution.default(x_1, weight_1, bias_1, [1, 2, 1], [0, 0, 1], [1, 1, 1], False, [0, 0, 0], 1) -> float32[2, 3, 2, 2, 3]
-- return convolution
-+ constant_pad_nd = aten.constant_pad_nd.default(x_1, [1, 1, 0, 0, 0, 0], 0.0) -> float32[2, 2, 2, 3, 4]
-+ slice_1 = aten.slice.Tensor(constant_pad_nd, 2, 0, 2) -> float32[2, 2, 2, 3, 4]
-+ slice_2 = aten.slice.Tensor(slice_1, 3, 0, 3, 2) -> float32[2, 2, 2, 2, 4]
-+ slice_3 = aten.slice.Tensor(slice_2, 4, 0, 3) -> float32[2, 2, 2, 2, 3]
-+ slice_4 = aten.slice.Tensor(constant_pad_nd, 2, 0, 2) -> float32[2, 2, 2, 3, 4]
-+ slice_5 = aten.slice.Tensor(slice_4, 3, 0, 3, 2) -> float32[2, 2, 2, 2, 4]
-+ slice_6 = aten.slice.Tensor(slice_5, 4, 1, 4) -> float32[2, 2, 2, 2, 3]
-+ stack = aten.stack.default([slice_3, slice_6], 2) -> float32[2, 2, 2, 2, 2, 3]
-+ view = aten.view.default(weight_1, [1, 3, 4]) -> float32[1, 3, 4]
-+ expand = aten.expand.default(view, [2, -1, -1]) -> float32[2, 3, 4]
-+ unsqueeze = aten.unsqueeze.default(bias_1, 1) -> float32[3, 1]
-+ view_1 = aten.view.default(stack, [2, 4, 12]) -> float32[2, 4, 12]
-+ matmul = bi_inductor.matmul.default(expand, view_1, unsqueeze) -> float32[2, 3, 12]
-+ view_2 = aten.view.default(matmul, [2, 3, 2, 2, 3]) -> float32[2, 3, 2, 2, 3]
-+ return view_2""",  # noqa: E501  # a convolution names everything three times
++ convolution = bi_inductor.convolution.default(x_1, weight_1, bias_1, [1, 2, 1], [0, 0, 0, 0, 1, 1], [1, 1, 1], 1) -> float32[2, 3, 2, 2, 3]
+  return convolution""",  # noqa: E501  # a convolution names everything three times
     )
 
 

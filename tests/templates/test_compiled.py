@@ -42,9 +42,13 @@ def operations(dtype: torch.dtype, computed_in: torch.dtype | None = None) -> di
     matrix, bias, vector = t(WIDTH, 24, seed=1), t(24, seed=2), t(WIDTH, seed=3)
     weight, shift, channels = t(WIDTH, seed=4), t(WIDTH, seed=5), t(CHANNELS, seed=6)
     table = matrix.t().contiguous()
+    filters, squares = t(24, CHANNELS // 2, 5, seed=7), t(CHANNELS, CHANNELS, 3, 3, seed=8)
 
     def heads(x: Tensor) -> Tensor:
         return x.unflatten(2, (2, WIDTH // 2)).transpose(1, 2)
+
+    def images(x: Tensor) -> Tensor:
+        return x.unflatten(2, (8, WIDTH // 8))
 
     def mask(x: Tensor) -> Tensor:
         return torch.ones(CHANNELS, CHANNELS, dtype=torch.bool).tril()
@@ -64,6 +68,13 @@ def operations(dtype: torch.dtype, computed_in: torch.dtype | None = None) -> di
             lambda x: torch.baddbmm(x[:, :, :CHANNELS], x, x.mT, alpha=0.1), lambda x: ops.matmul(x, x.mT, x[:, :, :CHANNELS], 0.1)
         ),
         "mv": Op(lambda x: torch.mv(x[:, 2], vector), lambda x: ops.matmul(x[:, 2], vector[:, None])[:, 0]),
+        "conv1d": Op(
+            lambda x: functional.conv1d(x, filters, bias, 2, 1, 1, 2),
+            lambda x: ops.convolution(x, filters, bias, [2], [1, 1], [1], 2),
+        ),
+        "conv2d, norm, residual": Op(
+            lambda x: (functional.conv2d(images(x), squares, padding=1) * channels[:, None, None] - images(x)).relu(),
+        ),
         "sum": Op(lambda x: x.sum(-1), lambda x: ops.sum(x, [2])),
         "sum over two dims": Op(lambda x: x.sum((1, 2), keepdim=True), lambda x: ops.sum(x, [1, 2], True)),
         "mean": Op(lambda x: x.mean(1), lambda x: ops.mean(x, [1])),
