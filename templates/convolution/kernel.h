@@ -66,15 +66,15 @@ void convolution(int64_t batch, int64_t groups, int64_t channels, int64_t out_ch
   parallel_for(groups * row_parts * regions.count, double(groups) * cost / double(groups * row_parts * regions.count), int(used),
                [&](int64_t first_task, int64_t last_task) {
     ConvolutionBuffers<A>& buffers = ConvolutionBuffers<A>::of_this_thread();
-    A* partial = buffers.patches.reserve(tiles_together * fold_levels * partial_tile + convolution_passes<A> * patches_pass);
-    A *patches = partial + tiles_together * fold_levels * partial_tile, *packed = nullptr;
+    A* partial = buffers.patches.reserve(tiles_together * fold_levels * convolution_partial + convolution_passes<A> * patches_pass);
+    A *patches = partial + tiles_together * fold_levels * convolution_partial, *packed = nullptr;
     WeightPanels panels{};
     int64_t row0 = 0, row1 = 0;
     for (int64_t task = first_task; task < last_task; task++) {
       const int64_t part = task / regions.count, group = part / row_parts;
       if (task == first_task || task % regions.count == 0) {
-        const int64_t units = (out_channels + panel_rows - 1) / panel_rows, cut = part % row_parts;
-        row0 = units * cut / row_parts * panel_rows, row1 = std::min(out_channels, units * (cut + 1) / row_parts * panel_rows);
+        const int64_t units = (out_channels + convolution_rows - 1) / convolution_rows, cut = part % row_parts;
+        row0 = units * cut / row_parts * convolution_rows, row1 = std::min(out_channels, units * (cut + 1) / row_parts * convolution_rows);
         panels = WeightPanels::of<A>(row1 - row0, k);
         packed = buffers.weight.reserve(convolution_passes<A> * panels.pass);
         pack_weight(panels, weight + (group * out_channels + row0) * k, k, packed);

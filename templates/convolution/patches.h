@@ -37,7 +37,8 @@ struct ConvolutionRegion {
 };
 
 // What a region reads of the channels of one group, with zeros for the padding: [sample][channel][depth][height][phase][width / stride].
-// Elements whose places differ by a multiple of the stride along the width are neighbours, so that neighbours in the output read neighbours.
+// Elements whose places differ by a multiple of the stride along the width are neighbours, so that neighbours in the output read
+// neighbours.
 template <class A>
 class PaddedInput {
  public:

@@ -8,6 +8,9 @@
 
 namespace bi {
 
+// Rows of a tile, and the elements of a stored one.
+inline constexpr int convolution_rows = 6;
+inline constexpr int64_t convolution_partial = convolution_rows * 16;
 // Lanes of one pass: the registers of AVX512 hold a tile of six rows four times.
 template <class A>
 inline constexpr int convolution_lanes = sizeof(A) == 4 && BI_AVX512 ? 4 : 1;
@@ -61,7 +64,7 @@ inline __attribute__((noinline)) void convolution_tile(const A* a, const A* b, i
     for (int i = 0; i < rows; i++) lane[0][i] = (lane[0][i] + lane[2][i]) + (lane[1][i] + lane[3][i]);
   }
   int level = place;
-  for (; level & 1; level >>= 1, partial += partial_tile) {
+  for (; level & 1; level >>= 1, partial += convolution_partial) {
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) lane[0][i] = lane[0][i] + PanelRow<A>::load(partial + i * width);
   }
@@ -74,14 +77,14 @@ inline __attribute__((noinline)) void convolution_tile(const A* a, const A* b, i
   for (int i = 0; i < rows; i++) store_sums(lane[0][i], sums + i * sums_row, columns);
 }
 
-// Rows of the weight, dealt evenly to panels of at most panel_rows and laid out [pass][panel][term of the pass][row].
+// Rows of the weight, dealt evenly to panels of at most convolution_rows and laid out [pass][panel][term of the pass][row].
 struct WeightPanels {
   int64_t count, smaller, larger_count, panel, pass;  // panel, pass: elements from one to the next
   template <class A>
   static WeightPanels of(int64_t rows, int64_t k) {
     WeightPanels p;
-    p.count = (rows + panel_rows - 1) / panel_rows, p.smaller = rows / p.count, p.larger_count = rows % p.count;
-    p.panel = pass_stride<A>(panel_rows, k), p.pass = lane_stride(p.count, p.panel);
+    p.count = (rows + convolution_rows - 1) / convolution_rows, p.smaller = rows / p.count, p.larger_count = rows % p.count;
+    p.panel = pass_stride<A>(convolution_rows, k), p.pass = lane_stride(p.count, p.panel);
     return p;
   }
   int64_t size(int64_t index) const { return smaller + (index < larger_count); }
@@ -95,7 +98,8 @@ inline void pack_weight(const WeightPanels& panels, const T* weight, int64_t k, 
                  convolution_passes<A>);
 }
 
-// sums[row * sums_row + column] of all rows against one panel of patches. partial: tiles_together * fold_levels * partial_tile elements.
+// sums[row * sums_row + column] of all rows against one panel of patches. partial: tiles_together * fold_levels * convolution_partial
+// elements.
 template <class A>
 inline void multiply_patches(const WeightPanels& panels, const A* weight, const A* patches, int64_t patches_pass, int64_t k, A* partial,
                              A* sums, int64_t sums_row, int64_t columns) {
@@ -106,7 +110,7 @@ inline void multiply_patches(const WeightPanels& panels, const A* weight, const 
       const A* b = patches + pass * patches_pass;
       for (int64_t p = begin; p < end; p++) {
         const A* a = weight + pass * panels.pass + p * panels.panel;
-        A* stored = partial + (p - begin) * fold_levels * partial_tile;
+        A* stored = partial + (p - begin) * fold_levels * convolution_partial;
         A* target = sums + panels.first(p) * sums_row;
         switch (panels.size(p)) {
           case 6: convolution_tile<6>(a, b, k, place, stored, target, sums_row, columns); break;
