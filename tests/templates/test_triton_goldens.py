@@ -300,7 +300,7 @@ def kernel(arg_A, arg_B, arg_ENDS, out_ptr0):
         self.assertExpectedInline(
             sources()["reduction_sum"],
             """\
-# 1 warps, 1 stages
+# 1 warp, 1 stage
 def kernel(arg_X, out_ptr0):
     ACC_TYPE : tl.constexpr = tl.float32
     ELEMENT : tl.constexpr = tl.float32
@@ -359,7 +359,7 @@ def kernel(arg_X, out_ptr0):
         self.assertExpectedInline(
             sources()["softmax"],
             """\
-# 1 warps, 1 stages
+# 1 warp, 1 stage
 def kernel(arg_X, out_ptr0):
     ACC_TYPE : tl.constexpr = tl.float32
     ELEMENT : tl.constexpr = tl.float32
@@ -452,7 +452,7 @@ def kernel(arg_X, out_ptr0):
         self.assertExpectedInline(
             sources()["layer_norm"],
             """\
-# 1 warps, 1 stages
+# 1 warp, 1 stage
 def kernel(arg_X, arg_WEIGHT, arg_BIAS, out_ptr0):
     ACC_TYPE : tl.constexpr = tl.float32
     ELEMENT : tl.constexpr = tl.float32
