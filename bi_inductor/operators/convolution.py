@@ -42,6 +42,8 @@ def check_shapes(
     if bias is not None:
         torch._check(bias.shape == weight.shape[:1], lambda: f"bi_inductor::convolution: bias {tuple(bias.shape)} does not fit; {given}")
     sizes = output_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    for extent in weight.shape[2:]:
+        torch._check(extent > 0, lambda: f"bi_inductor::convolution: each size of the kernel is at least 1; {given}")
     for size in sizes:
         torch._check(size > 0, lambda: f"bi_inductor::convolution: the kernel is larger than the padded input; {given}")
     return [x.shape[0], weight.shape[0], *sizes]
@@ -58,8 +60,10 @@ def over_patches(
 ) -> torch.Tensor:
     """The same bits as one matmul over gathered patches, of differentiable ops: the backward follows from slicing and matmul.
 
-    The patches are copied: memory is the kernel's size times the input's.
+    The patches are copied: memory is the kernel's size times the input's. Raises what the operator raises.
     """
+    check_dtypes("convolution", {"x": x, "weight": weight, "bias": bias})
+    check_shapes(x, weight, bias, stride, padding, dilation, groups)
     kernel = weight.shape[2:]
     # The last dim first, as functional.pad takes it.
     x = functional.pad(x, [side for i in reversed(range(len(kernel))) for side in padding[2 * i : 2 * i + 2]])

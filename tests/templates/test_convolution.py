@@ -176,22 +176,27 @@ def test_gradients_are_those_of_the_matmul_over_patches() -> None:
         assert_same_bits(ours, theirs)
 
 
-def test_bad_operands_are_refused() -> None:
+@pytest.mark.parametrize("fn", [convolution, over_patches], ids=["kernel", "patches"])
+def test_bad_operands_are_refused(fn: Any) -> None:
     x, weight, _, geometry = operands("3 x 3", 2, torch.float32)
     with pytest.raises(TypeError, match="one dtype"):
-        convolution(x, weight.double(), None, *geometry)
+        fn(x, weight.double(), None, *geometry)
     with pytest.raises(ValueError, match="1 to 3 sizes"):
-        convolution(x[0], weight, None, *geometry)
+        fn(x[0], weight, None, *geometry)
     with pytest.raises(ValueError, match="two paddings"):
-        convolution(x, weight, None, [1, 1], [1, 1], [1, 1], 1)
+        fn(x, weight, None, [1, 1], [1, 1], [1, 1], 1)
     with pytest.raises(ValueError, match="at least 1"):
-        convolution(x, weight, None, [0, 1], [1, 1, 1, 1], [1, 1], 1)
+        fn(x, weight, None, [0, 1], [1, 1, 1, 1], [1, 1], 1)
     with pytest.raises((ValueError, RuntimeError), match="channels do not fit"):
-        convolution(x[:, :4], weight, None, *geometry)
+        fn(x[:, :4], weight, None, *geometry)
     with pytest.raises((ValueError, RuntimeError), match="bias"):
-        convolution(x, weight, torch.ones(3), *geometry)
+        fn(x, weight, torch.ones(3), *geometry)
     with pytest.raises((ValueError, RuntimeError), match="larger than the padded input"):
-        convolution(x[..., :1], weight, None, [1, 1], [0, 0, 0, 0], [1, 1], 1)
+        fn(x[..., :1], weight, None, [1, 1], [0, 0, 0, 0], [1, 1], 1)
+    with pytest.raises((ValueError, RuntimeError), match="size of the kernel is at least 1"):
+        fn(x, weight[:, :, :0], None, *geometry)
+    with pytest.raises(ValueError, match="at least 1"):
+        fn(x, weight, None, [1, 1], [1, 1, 1, 1], [0, 1], 1)
 
 
 def test_an_epilogue_of_images_and_of_their_rows() -> None:
