@@ -42,7 +42,8 @@ also with NaN in all other samples. Samples of text have different lengths and a
 - eager: rows that differ in the same check without a compiler, of all rows
 - dynamic: rows that differ with one graph for every batch size (for text also for every length) and one for a batch of one
 - padding: the sides on which the text was made {padding} tokens longer, in the same graphs, and compared with itself unpadded;
-  a dash where more padding is another input by the model's meaning
+  a dash where more padding is another input by the model's meaning. Not on the right of gpt_oss, whose bits it changes: the sinks stand
+  behind the last key ([numerics.md](numerics.md), section 8)
 - static: rows that differ with a graph for each batch size
 
 An empty cell was not run. Not in the list are architectures that Dynamo splits where they read numbers out of tensors (deberta, jetmoe,
