@@ -63,18 +63,17 @@ def over_patches(
     The patches are copied: memory is the kernel's size times the input's. Raises what the operator raises.
     """
     check_dtypes("convolution", {"x": x, "weight": weight, "bias": bias})
-    check_shapes(x, weight, bias, stride, padding, dilation, groups)
+    batch, out_channels, *sizes = check_shapes(x, weight, bias, stride, padding, dilation, groups)
     kernel = weight.shape[2:]
     # The last dim first, as functional.pad takes it.
     x = functional.pad(x, [side for i in reversed(range(len(kernel))) for side in padding[2 * i : 2 * i + 2]])
-    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
     patches = []
     for offset in itertools.product(*(range(k) for k in kernel)):
         patch = x
         for i, (o, n, s, d) in enumerate(zip(offset, sizes, stride, dilation, strict=True)):
             patch = aten.slice.Tensor(patch, 2 + i, o * d, o * d + s * (n - 1) + 1, s)
         patches.append(patch)
-    batch, channels, out_channels = x.shape[0], weight.shape[1], weight.shape[0]
+    channels = weight.shape[1]
     reduced, positions = channels * len(patches), math.prod(sizes)
     columns = torch.stack(patches, 2)
     if groups == 1:

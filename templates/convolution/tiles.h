@@ -11,17 +11,14 @@ namespace bi {
 // Rows of a tile, and the elements of a stored one.
 inline constexpr int convolution_rows = 6;
 inline constexpr int64_t convolution_partial = convolution_rows * 16;
-// Lanes of one pass: the registers of AVX512 hold a tile of six rows four times.
+// Passes of lanes_together lanes, as in matmul; also how far apart the lanes of a pass are.
 template <class A>
-inline constexpr int convolution_lanes = sizeof(A) == 4 && BI_AVX512 ? 4 : 1;
-// Passes, which is also how far apart the lanes of a pass are.
-template <class A>
-inline constexpr int convolution_passes = matmul_lanes / convolution_lanes<A>;
+inline constexpr int convolution_passes = matmul_lanes / lanes_together<A>;
 
 // Elements from the terms of one pass to those of the next: their rows, one row of slack, and an odd number of cache lines.
 template <class A>
 inline int64_t pass_stride(int64_t width, int64_t k) {
-  return lane_stride(width, lane_steps(k) * convolution_lanes<A> + 1);
+  return lane_stride(width, lane_steps(k) * lanes_together<A> + 1);
 }
 
 // Passes in the order in which a finished one merges with as many stored partial tiles as its place has trailing one bits.
@@ -38,7 +35,7 @@ inline int convolution_pass(int place) {
 template <int rows, class A>
 inline __attribute__((noinline)) void convolution_tile(const A* a, const A* b, int64_t k, int place, A* partial, A* sums, int64_t sums_row,
                                                        int64_t columns) {
-  constexpr int width = panel_columns<A>, together = convolution_lanes<A>, passes = convolution_passes<A>;
+  constexpr int width = panel_columns<A>, together = lanes_together<A>, passes = convolution_passes<A>;
   PanelRow<A> lane[together][rows];
 #pragma GCC unroll 4
   for (int t = 0; t < together; t++) {
