@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_no_python, require_supported
@@ -12,6 +15,9 @@ from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
 from bi_inductor.pointwise import round_low_precision
+
+if TYPE_CHECKING:
+    from bi_inductor.passes.mixing.call import Finding
 
 
 class PostGradPass(CustomGraphPass):
@@ -47,7 +53,7 @@ class PostGradPass(CustomGraphPass):
         observers.classified(classes)
         observers.refused(refused_nodes([node for node, op_class in classes.items() if op_class is OpClass.UNSUPPORTED], self.options))
         if not observers.tolerant:
-            self.warned += require_allowed(classes, self.options) + require_unmixed(findings, self.options)
+            self._warn(classes, findings)
         if self.packaged:
             require_no_python(classes)
         round_low_precision(graph)
@@ -63,8 +69,10 @@ class PostGradPass(CustomGraphPass):
         """Warns as at the first compile of ``gm``, whose compiled graph a cache has; the graphs it calls come before it, as there."""
         inner = [module for name, module in gm.named_modules() if name and isinstance(module, GraphModule)]
         for graph in (module.graph for module in (*reversed(inner), gm)):
-            self.warned += require_allowed(classes_of(graph), self.options)
-            self.warned += require_unmixed(find_mixing(graph, self.inputs), self.options)
+            self._warn(classes_of(graph), find_mixing(graph, self.inputs))
+
+    def _warn(self, classes: Mapping[Node, OpClass], findings: Sequence[Finding]) -> None:
+        self.warned += require_allowed(classes, self.options) + require_unmixed(findings, self.options)
 
     def uuid(self) -> str:
         """Part of the keys of Inductor's FX graph cache and AOTAutograd's cache."""
