@@ -5,11 +5,48 @@ The layout of blocks follows Kwon et al., "Efficient Memory Management for Large
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from bi_inductor.operators.definition import check_dtypes, define, run
 from bi_inductor.templates.operand import Operand
 from bi_inductor.templates.paged_attention.kernel import KERNEL, arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests:
+    """The requests of one call, checked: a serving engine makes them once a step, for all of its layers.
+
+    Attributes:
+        table: [requests, blocks of the longest request], int64, contiguous: the blocks of each request in order.
+        starts: [requests + 1], int64: the first query of each request, and the number of queries.
+        lengths: [requests], int64: the number of keys of each request.
+    """
+
+    table: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+
+    @classmethod
+    def checked(
+        cls, table: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, tokens: int, blocks: int, block_size: int
+    ) -> Requests:
+        """The requests of ``tokens`` queries in a cache of ``blocks`` blocks of ``block_size`` keys.
+
+        Raises:
+            ValueError: starts that do not ascend from 0 to ``tokens``, a block outside of the cache, a request with more queries than keys.
+        """
+        result = cls(*(x.to(torch.int64).contiguous() for x in (table, starts, lengths)))
+        _check_requests(result, tokens, blocks, block_size)
+        return result
+
+
+def attend(q: torch.Tensor, cache: torch.Tensor, requests: Requests, scale: float, window: int, out: torch.Tensor) -> torch.Tensor:
+    """``paged_attention`` into ``out`` [tokens, heads, head_dim], contiguous, of q's dtype, for requests checked for this cache."""
+    operands = (q if q.stride(-1) == 1 else q.contiguous(), cache.contiguous(), requests.table, requests.starts, requests.lengths)
+    q_operand, cache_operand, table, starts, lengths = map(Operand.of, operands)
+    return run(KERNEL, out, q.dtype, arguments(q_operand, cache_operand, table, starts, lengths, scale, window, Operand.of(out)))
 
 
 def paged_attention_cpu(
@@ -36,32 +73,28 @@ def paged_attention_cpu(
         ValueError, TypeError: shapes or dtypes that do not fit, a block outside of the cache, a request with more queries than keys.
     """
     out = paged_attention_fake(q, cache, table, starts, lengths, scale, window)
-    table, starts, lengths = (x.to(torch.int64).contiguous() for x in (table, starts, lengths))
-    _check_requests(q, cache, table, starts, lengths)
-    operands = [Operand.of(x) for x in (q if q.stride(-1) == 1 else q.contiguous(), cache.contiguous(), table, starts, lengths)]
-    q_operand, cache_operand, table_operand, starts_operand, lengths_operand = operands
-    values = arguments(q_operand, cache_operand, table_operand, starts_operand, lengths_operand, scale, window, Operand.of(out))
-    return run(KERNEL, out, q.dtype, values)
+    return attend(q, cache, Requests.checked(table, starts, lengths, q.shape[0], *cache.shape[:2]), scale, window, out)
 
 
-def _check_requests(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> None:
+def _check_requests(requests: Requests, tokens: int, blocks: int, block_size: int) -> None:
     """Of all requests at once, since this runs at each step of decoding; one that is wrong is looked for only then."""
+    table, starts, lengths = requests.table, requests.starts, requests.lengths
     queries = starts.diff()
-    if int(starts[0]) != 0 or int(starts[-1]) != q.shape[0] or bool((queries < 0).any()):
-        raise ValueError(f"bi_inductor::paged_attention: starts must ascend from 0 to {q.shape[0]} tokens; given {starts.tolist()}")
+    if int(starts[0]) != 0 or int(starts[-1]) != tokens or bool((queries < 0).any()):
+        raise ValueError(f"bi_inductor::paged_attention: starts must ascend from 0 to {tokens} tokens; given {starts.tolist()}")
     if bool((queries > lengths).any()):
         request = int((queries > lengths).nonzero()[0])
         raise ValueError(
             f"bi_inductor::paged_attention: request {request} has {int(queries[request])} queries and {int(lengths[request])} keys"
         )
-    blocks = torch.where(queries > 0, (lengths + cache.shape[1] - 1) // cache.shape[1], 0)
-    used = torch.arange(table.shape[1]) < blocks.unsqueeze(1)
-    wrong = (blocks > table.shape[1]) | (used & ((table < 0) | (table >= cache.shape[0]))).any(1)
+    used = torch.where(queries > 0, (lengths + block_size - 1) // block_size, 0)
+    among_used = torch.arange(table.shape[1]) < used.unsqueeze(1)
+    wrong = (used > table.shape[1]) | (among_used & ((table < 0) | (table >= blocks))).any(1)
     if bool(wrong.any()):
         request = int(wrong.nonzero()[0])
         raise ValueError(
             f"bi_inductor::paged_attention: request {request} has {int(lengths[request])} keys in blocks "
-            f"{table[request, : int(blocks[request])].tolist()}; the cache has {cache.shape[0]} blocks of {cache.shape[1]}"
+            f"{table[request, : int(used[request])].tolist()}; the cache has {blocks} blocks of {block_size}"
         )
 
 

@@ -6,11 +6,13 @@ chunked prefill, a prefix from the cache and decode give the same bits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl, CPUAttentionMetadata
+
+from bi_inductor.operators.paged_attention import Requests, attend
 
 
 class InvariantAttentionBackend(CPUAttentionBackend):
@@ -23,6 +25,8 @@ class InvariantAttentionBackend(CPUAttentionBackend):
 
 class InvariantAttention(CPUAttentionBackendImpl):
     """Decoder attention, causal, grouped queries, sliding window."""
+
+    _latest: ClassVar[tuple[CPUAttentionMetadata, int, int, Requests] | None] = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,14 +79,16 @@ class InvariantAttention(CPUAttentionBackendImpl):
             raise NotImplementedError('backend "batch_invariant" has causal attention only')
         tokens, heads, head_size = attn_metadata.num_actual_tokens, self.num_heads, self.head_size
         blocks, kv_heads, block_size, width = kv_cache.shape
-        result = torch.ops.bi_inductor.paged_attention(
-            query[:tokens],
-            kv_cache.view(blocks, block_size, kv_heads, width),
-            attn_metadata.block_table,
-            attn_metadata.query_start_loc,
-            attn_metadata.seq_lens,
-            self.scale,
-            max(self.sliding_window, 0),
-        )
-        output[:tokens].view(tokens, heads, head_size).copy_(result)
+        cache = kv_cache.view(blocks, block_size, kv_heads, width)
+        requests = self._requests(attn_metadata, blocks, block_size)
+        attend(query[:tokens], cache, requests, self.scale, max(self.sliding_window, 0), output[:tokens].view(tokens, heads, head_size))
         return output
+
+    @classmethod
+    def _requests(cls, metadata: CPUAttentionMetadata, blocks: int, block_size: int) -> Requests:
+        """Checked and converted once for all layers that share the metadata: vLLM makes a new object for each step."""
+        if cls._latest is None or cls._latest[0] is not metadata or cls._latest[1:3] != (blocks, block_size):
+            table, starts, lengths = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+            requests = Requests.checked(table, starts, lengths, metadata.num_actual_tokens, blocks, block_size)
+            cls._latest = (metadata, blocks, block_size, requests)
+        return cls._latest[3]
