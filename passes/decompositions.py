@@ -84,6 +84,9 @@ def decomposition_table(version: str) -> DecompositionTable:
         table[op.Tensor], table[op.Scalar] = shift.Tensor, shift.Tensor_Scalar
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     table[aten._native_multi_head_attention.default] = native_multi_head_attention
+    table[aten.any.default], table[aten.any.dim] = any_of(aten.any.default), any_of(aten.any.dim)
+    table[aten.any.dims] = nothing_without_dims(any_of(aten.any.dims))
+    table[aten.all.dims] = nothing_without_dims(table[aten.all.dims])
     table[aten.sort.default] = sort
     table[aten.sort.stable] = sort_stable
     return table
@@ -92,6 +95,26 @@ def decomposition_table(version: str) -> DecompositionTable:
 def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     """One matmul, k running over (batch, k): ``bias`` broadcasts to [n, m], ``a`` [batch, n, k], ``b`` [batch, k, m]."""
     return torch.addmm(bias, a.transpose(0, 1).flatten(1), b.flatten(0, 1), beta=beta, alpha=alpha)
+
+
+def any_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """any of bytes is a byte, as in eager; Inductor's lowering (2.13) gives a bool."""
+
+    def decomposed(x: torch.Tensor, *args: Any) -> Any:
+        return op(x != 0, *args).to(torch.uint8) if x.dtype == torch.uint8 else NotImplemented
+
+    return decomposed
+
+
+def nothing_without_dims(reduction: Callable[..., Any]) -> Callable[..., Any]:
+    """any and all over an empty list of dims tell where ``x`` is not zero, as in eager; Inductor (2.13) reduces every dim."""
+
+    def decomposed(x: torch.Tensor, dim: list[int] | None = None, keepdim: bool = False) -> Any:
+        if dim is None or dim:
+            return reduction(x, dim, keepdim)
+        return (x != 0).to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+
+    return decomposed
 
 
 def sort(x: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -86,3 +87,26 @@ def test_transformer_encoder_layer_in_eval_mode(norm_first: bool, use_gelu: bool
         expected = torch._transformer_encoder_layer_fwd(*arguments)
         out = transformer_encoder_layer(*arguments)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_any_and_all_as_in_eager() -> None:
+    """No dims reduce nothing, and bytes stay bytes."""
+
+    def function(x: Tensor, count: Tensor) -> list[Tensor]:
+        found = [
+            op(y, dim=dim, keepdim=keep)
+            for op in (torch.any, torch.all)
+            for y in (x, count)
+            for dim in ((), (1,), 1)
+            for keep in (False, True)
+        ]
+        return [*found, torch.any(count), torch.all(count)]
+
+    x, count = torch.tensor([[0.0, -0.0, math.nan], [1.0, 0.0, 2.0]]), torch.tensor([[0, 1, 2], [1, 1, 1]], dtype=torch.uint8)
+    expected = function(x, count)
+    for result, value in zip(torch.compile(function, backend="batch_invariant")(x, count), expected, strict=True):
+        assert result.dtype == value.dtype
+        assert torch.equal(result, value)
+    # What these are here for: Inductor's own table reduces every dim, and makes bools of bytes.
+    assert torch.compile(lambda x: torch.any(x, dim=()))(x).shape != expected[0].shape
+    assert torch.compile(torch.any)(count).dtype != expected[-2].dtype
