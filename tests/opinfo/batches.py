@@ -121,12 +121,13 @@ def _holds(function: Callable[..., Any], batch: Batch) -> bool:
         if len(single) != len(results) or any(leaf.dim() == 0 or leaf.shape[0] != 1 for leaf in single):
             return False
         rows = batch.rows_of(whole, place)
-        if not all(_close(row, leaf) for row, leaf in zip(rows, single, strict=True)):
+        if not all(close(row, leaf) for row, leaf in zip(rows, single, strict=True)):
             return False
     return True
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two results are the same up to rounding, in shape and dtype exactly."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype == torch.bool or not (a.is_floating_point() or a.is_complex()):
@@ -164,7 +165,7 @@ def mixes(function: Callable[..., Any], sample: Sample) -> bool:
         for a, b in zip(before, after, strict=True):
             if a.dim() and a.shape == b.shape and a.shape[0] == rows:
                 a, b = a[:1], b[:1]
-            if not _close(a, b):
+            if not close(a, b):
                 return True
     return False
 

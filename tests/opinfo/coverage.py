@@ -41,6 +41,7 @@ new dim 0 ("stacked").
 
 - invariant: every sample has its bits at every place of the batch, alone, and on one and two threads
 - no batch: no samples to compare (creation, views and permutations of dim 0, single numbers); the same bits on one and two threads
+- in both of these, results have eager's shapes and dtypes, and its values up to rounding (or those of eager in float64)
 - mixes samples: confirmed by changing the other samples
 - not captured: Dynamo makes no graph of it
 - "by its graph alone": every op of the graph has an invariant class; bits were not compared in the last run
@@ -58,7 +59,15 @@ def page() -> str:
 def verdict_of(calls: list[dict[str, Any]]) -> Verdict | None:
     """The verdict of an entry: the worst of its calls', the others being better news; None when no call runs on a CPU."""
     found = [Verdict(call["verdict"]) for call in calls]
-    for verdict in (Verdict.VARIES, Verdict.UNSUPPORTED, Verdict.NOT_CAPTURED, Verdict.RANDOM, Verdict.ONE_SAMPLE, Verdict.INVARIANT):
+    for verdict in (
+        Verdict.VARIES,
+        Verdict.DIFFERS,
+        Verdict.UNSUPPORTED,
+        Verdict.NOT_CAPTURED,
+        Verdict.RANDOM,
+        Verdict.ONE_SAMPLE,
+        Verdict.INVARIANT,
+    ):
         if verdict in found:
             return verdict
     return min(found, key=ORDER.index) if found else None

@@ -16,6 +16,7 @@ from bi_inductor.settings import thread_count
 from bi_inductor.ulp import bits_differ
 from tests.opinfo.batches import Batch, batch_of, call, mixes, tensors_of
 from tests.opinfo.entries import Entry, Sample, samples, without_seeds
+from tests.opinfo.values import UNINITIALISED, difference
 
 
 class Verdict(enum.Enum):
@@ -29,9 +30,10 @@ class Verdict(enum.Enum):
     UNSUPPORTED = "unsupported"
     NOT_CAPTURED = "not captured"
     VARIES = "varies"
+    DIFFERS = "differs from eager"
 
 
-# Verdicts that follow from bits; the others are reports.
+# Verdicts of calls that are compiled: that bits hold is compared, and that values are eager's. The others are reports.
 BY_BITS = (Verdict.INVARIANT, Verdict.ONE_SAMPLE, Verdict.NO_BATCH)
 
 
@@ -64,10 +66,6 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.entry.key}, sample {self.sample.number} ({self.form})"
-
-
-# The values of these are whatever was in memory.
-UNINITIALISED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_")
 
 
 # Where samples have a batch, so many are searched for one that mixes.
@@ -165,6 +163,7 @@ class Group:
         self.cases = cases
         self.positions = [tensor_positions(case.leaves) for case in cases]
         self.backend = backend
+        self.whole: list[list[torch.Tensor]] = []
 
     def run(self, choose: Callable[[Case], Sequence[Any]]) -> list[list[torch.Tensor]]:
         """The results of every call on the leaves that ``choose`` gives it."""
@@ -173,13 +172,13 @@ class Group:
             return [tensors_of(result) for result in self.compiled(inputs)]
 
     def check(self) -> Iterator[tuple[Case, str]]:
-        """Calls whose bits follow the batch or the number of threads, with what differed.
+        """Calls whose bits follow the batch or the number of threads, with what differed; ``whole`` has the results of the batches then.
 
         Raises what a compile raises.
         """
         self._compile()
         with thread_count(2):
-            whole = self.run(lambda case: case.leaves)
+            whole = self.whole = self.run(lambda case: case.leaves)
         different: dict[int, str] = {}
         with thread_count(1):
             for i, results in enumerate(self.run(lambda case: case.leaves)):
@@ -213,14 +212,21 @@ def differ(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check_bits(cases: Sequence[Case], size: int = 16) -> None:
-    """Sets the verdict of calls whose bits vary, and of those that do not compile; ``size`` calls are compiled as one graph."""
+    """Sets the verdict of calls whose bits vary, whose values are not eager's, and of those that do not compile.
+
+    ``size`` calls are compiled as one graph.
+    """
     settings = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True, "recompile_limit": 64}
     for start in range(0, len(cases), size):
         group = cases[start : start + size]
         try:
             with without_seeds(), torch._dynamo.config.patch(settings):
-                for case, what in Group(group).check():
+                compiled = Group(group)
+                for case, what in compiled.check():
                     case.verdict, case.note = Verdict.VARIES, what
+            for case, results in zip(group, compiled.whole, strict=True):
+                if what := difference(case.entry, case.sample.spec, case.leaves, results):
+                    case.verdict, case.note = Verdict.DIFFERS, what
         except Exception as error:
             if len(group) == 1:
                 group[0].verdict, group[0].note = Verdict.NOT_CAPTURED, first_line(error)
