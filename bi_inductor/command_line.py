@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--chunks", type=_numbers(int), default=(), metavar="N,M", help="also run the sequence in chunks of N positions")
     check.add_argument("--in-chunks", metavar="FUNCTION", help="module:function or file.py:function that runs the chunks, with a KV cache")
     check.add_argument("--shrink", action="store_true", help="make a failing batch as small as it stays failing")
+    check.add_argument("--eager", action="store_true", help="also tell how far the compiled values lie from eager's")
     check.add_argument("--json", metavar="FILE", help="also write the result as JSON")
     check.add_argument("--junit", metavar="FILE", help="also write the result as JUnit XML")
     check.set_defaults(run=_check)
@@ -318,6 +319,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
             chunks=arguments.chunks,
             in_chunks=load_function(arguments.in_chunks) if arguments.in_chunks else None,
             shrink=arguments.shrink,
+            eager=arguments.eager,
             progress=progress,
         )
     if arguments.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..leaves import BatchDim
 from ..settings import backend_name, compiled, thread_count
 from .batches import PLACES, Function, Inputs, Progress, Run, compare_rows, plan, smallest
 from .chunks import InChunks, chunks_of
+from .eager import distance_from_eager
 from .padding import SIDES, padding_of
 from .result import REPEATED, REPEATED_ALONE, CheckResult, CheckRow
 from .shrink import SmallestBatch
@@ -74,6 +76,7 @@ def check(
     chunks: Sequence[int] = (),
     in_chunks: InChunks | None = None,
     shrink: bool = False,
+    eager: bool = False,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
@@ -117,6 +120,8 @@ def check(
             outputs of the whole sequence. It carries what a chunk leaves to the next one, such as a KV cache. Without it the function is
             called on each chunk, and outputs are put together along `out_sequence_dim`: right where no position looks at another.
         shrink: make the first failing batch as small as it stays failing, up to 100 more calls; the result has it as `smallest`.
+        eager: also run `fn` uncompiled on each sample alone; the result's `eager_distance` tells how far the compiled values lie from
+            those. It decides nothing: rounding differs between the two.
         options: passed to `torch.compile`.
         seed: of the random orders and gradients. The global random state is left as found.
         progress: called before each call of `fn` with what it is, how many calls are done and how many there are.
@@ -170,6 +175,7 @@ def check(
     notes: dict[str, None] = {}
     failing: list[Run] = []
     shrunk: SmallestBatch | None = None
+    distance: float | None = None
     # Each call of a chunk may be of another shape: a KV cache grows.
     calls = sum(2 + source.chunks.length // chunk for chunk in chunks) if source.chunks is not None else 0
     shapes = len(batch_sizes) + 1 + 2 * len(padding_sides) * len(padding) + 2 * calls + (source.samples if shrink else 0)
@@ -177,7 +183,7 @@ def check(
     reference: dict[int, list[torch.Tensor]] = {}
     settings = [(value, count) for value in dynamics for count in thread_counts]
     # Each setting repeats its largest batch.
-    report = Progress(progress, source.samples + len(settings) * (len(runs) + 1))
+    report = Progress(progress, source.samples * (1 + eager) + len(settings) * (len(runs) + 1))
     with torch.random.fork_rng(devices=gpus), missing_device_named():
         for setting in settings:
             with thread_count(setting[1]), compiled(fn, backend, setting[0], options, shapes) as call:
@@ -185,10 +191,13 @@ def check(
                 if not reference:
                     for sample in range(source.samples):
                         reference[sample] = [rows.value[0] for rows in function(Run("alone", (sample,), (0,)))]
+                    if eager:
+                        uncompiled = dataclasses.replace(function, call=fn)
+                        distance = distance_from_eager(uncompiled, source.samples, reference)
                     alone = REPEATED_ALONE
                 else:
                     alone = "alone"
                 rows += compare_rows(function, runs, reference, alone, setting, failing)
                 if shrink and shrunk is None and failing and all(row.rows_different == 0 for row in rows if row.run in REPEATED):
                     shrunk = smallest(function, failing, reference)
-    return CheckResult(name, source.samples, tuple(rows), tuple(notes), shrunk)
+    return CheckResult(name, source.samples, tuple(rows), tuple(notes), shrunk, distance)

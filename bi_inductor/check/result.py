@@ -61,6 +61,8 @@ class CheckResult:
         rows: one `CheckRow` per kind of run.
         notes: what was left out, one a line below the table.
         smallest: the smallest failing batch that `shrink=True` found.
+        eager_distance: the largest difference from eager that `eager=True` found, relative to the largest magnitude of its output;
+            infinity where one has NaN, an infinity or another whole number and the other does not.
     """
 
     backend: str
@@ -68,6 +70,7 @@ class CheckResult:
     rows: tuple[CheckRow, ...]
     notes: tuple[str, ...] = ()
     smallest: SmallestBatch | None = None
+    eager_distance: float | None = None
 
     @property
     def invariant(self) -> bool:
@@ -80,10 +83,13 @@ class CheckResult:
         return all(row.rows_different == 0 for row in self.rows if row.run in REPEATED)
 
     def _footnotes(self) -> tuple[str, ...]:
+        notes = self.notes
+        if self.eager_distance is not None:
+            notes = (*notes, f"largest difference from eager, of the largest value of an output: {self.eager_distance:.2g}")
         if self.deterministic:
-            return self.notes if self.smallest is None else (*self.notes, str(self.smallest))
+            return notes if self.smallest is None else (*notes, str(self.smallest))
         return (
-            *self.notes,
+            *notes,
             "two equal calls gave different bits: the function is random or not deterministic,",
             "so the other rows say nothing about the batch",
         )

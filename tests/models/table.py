@@ -18,14 +18,14 @@ import transformers
 from bi_inductor.passes.op_classes import OpClass
 
 from .architectures import ARCHITECTURES, Architecture
-from .examination import FALLBACKS, PADDING, PARTS, Examination, examine
+from .examination import FALLBACKS, MOST_DISTANT, PADDING, PARTS, Examination, examine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / ".cache" / "models.jsonl"
 TABLE = REPOSITORY / "docs" / "models.md"
 
 
-HEADERS = ("architecture", "class", "calls", "rewritten", "eager", "dynamic", "padding", "static")
+HEADERS = ("architecture", "class", "calls", "rewritten", "eager", "dynamic", "padding", "static", "distance")
 
 INTRODUCTION = """# Models
 
@@ -45,12 +45,13 @@ also with NaN in all other samples. Samples of text have different lengths and a
   a dash where more padding is another input by the model's meaning. Not on the right of gpt_oss, whose bits it changes: the sinks stand
   behind the last key ([numerics.md](numerics.md), section 8)
 - static: rows that differ with a graph for each batch size
+- distance: of the compiled values from eager's, at most, relative to the largest of their output
 
 An empty cell was not run. Not in the list are architectures that Dynamo splits where they read numbers out of tensors (deberta, jetmoe,
 led, clipseg, vilt, llava, paligemma): what lies between the parts runs in eager.
 
-A model passes when no row differs, Dynamo does not split it, nothing is reported as random, opaque or mixing samples, NaN in
-the neighbours reaches no sample, and no op runs one sample at a time ({fallbacks}).
+A model passes when no row differs, values are eager's up to {distant:g} of the largest, Dynamo does not split it, nothing is reported as
+random, opaque or mixing samples, NaN in the neighbours reaches no sample, and no op runs one sample at a time ({fallbacks}).
 """
 
 
@@ -96,6 +97,7 @@ def markdown(results: Mapping[tuple[str, str], Examination]) -> str:
             transformers=transformers.__version__,
             torch=torch.__version__.partition("+")[0],
             padding=PADDING,
+            distant=MOST_DISTANT,
             fallbacks=f"but for {known}" if known else "none does",
         ),
         _row("family", "architectures", *(f"{part}, pass" for part in PARTS)),
@@ -103,7 +105,7 @@ def markdown(results: Mapping[tuple[str, str], Examination]) -> str:
         *(_row(family, len(members), *(passed(members, part) for part in PARTS)) for family, members in families.items()),
     ]
     for family, members in families.items():
-        lines += ["", f"## {family.capitalize()}", "", _row(*HEADERS), _row("---", "---", *["--:"] * 4, "---", "--:")]
+        lines += ["", f"## {family.capitalize()}", "", _row(*HEADERS), _row("---", "---", *["--:"] * 4, "---", "--:", "--:")]
         notes = []
         for architecture in members:
             of_parts = [results.get((architecture.name, part)) for part in PARTS]
@@ -123,7 +125,9 @@ def _cells(architecture: Architecture, dynamic: Examination | None, static: Exam
     rewritten = sum(result.classes.get(OpClass.REWRITTEN.value, 0) for result in found) or ""
     eager = f"{found[0].eager_different}/{found[0].eager_rows}" if found else ""
     differ = ["" if result is None else "error" if result.error else f"{result.different}/{result.rows}" for result in (dynamic, static)]
-    return [architecture.name, architecture.model, calls, rewritten, eager, differ[0], ", ".join(architecture.padding) or "-", differ[1]]
+    distance = f"{max(result.distance for result in found):.0e}" if found else ""
+    sides = ", ".join(architecture.padding) or "-"
+    return [architecture.name, architecture.model, calls, rewritten, eager, differ[0], sides, differ[1], distance]
 
 
 def _notes(result: Examination) -> list[str]:
@@ -131,6 +135,7 @@ def _notes(result: Examination) -> list[str]:
     notes = [result.error.splitlines()[0]] if result.error else []
     notes += [f"one sample at a time: {', '.join(result.fallbacks)}"] if result.fallbacks else []
     notes += [f"reported: {', '.join(result.reported)}"] if result.reported else []
+    notes += [f"{result.distance:.1e} from eager's values"] if result.distance > MOST_DISTANT else []
     notes += [f"{result.reached} samples reached by NaN in their neighbours"] if result.reached else []
     notes += [f"graph break: {reason.splitlines()[0]}" for reason in result.graph_breaks]
     return notes

@@ -371,3 +371,43 @@ so the other rows say nothing about the batch""",
         assert "not batch-invariant" in captured.get()
         for row in result.rows:
             assert row.run in captured.get()
+
+
+# --- Values against eager -------------------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A backend that computes what eager does, and changes its result."""
+    return lambda gm, inputs: lambda *args: tuple(map(change, gm(*args)))
+
+
+def tripled(x: Tensor) -> Tensor:
+    return 3 * x
+
+
+def test_the_distance_from_eager() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert check(tripled, x, eager=True, backend=changed(lambda y: y)).eager_distance == 0
+    result = check(tripled, x, eager=True, backend=changed(lambda y: y + 3))
+    assert result.invariant
+    assert result.eager_distance == 0.25
+    assert str(result).endswith("largest difference from eager, of the largest value of an output: 0.25")
+    assert check(tripled, x).eager_distance is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_where_eager_has_none_are_infinitely_far(value: float) -> None:
+    x = torch.tensor([[1.0, value], [3.0, 4.0]])
+    assert check(tripled, x, eager=True, backend=changed(lambda y: y)).eager_distance == 0
+    assert check(tripled, x, eager=True, backend=changed(lambda y: y.nan_to_num(0, 0))).eager_distance == math.inf
+
+
+def test_other_whole_numbers_are_infinitely_far() -> None:
+    x = torch.tensor([[1, 2], [3, 4]])
+    assert check(tripled, x, eager=True, backend=changed(lambda y: y)).eager_distance == 0
+    assert check(tripled, x, eager=True, backend=changed(lambda y: y + 1)).eager_distance == math.inf
+
+
+def test_gradients_count_too() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert check(torch.sin, x, eager=True, grad=True).eager_distance < 1e-6

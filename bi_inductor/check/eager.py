@@ -1,0 +1,37 @@
+"""How far compiled results lie from eager's: bits that are the same in every batch may be the bits of a wrong result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from .batches import Function, Run
+
+
+def distance_from_eager(uncompiled: Function, samples: int, reference: Mapping[int, list[torch.Tensor]]) -> float:
+    """The largest difference between ``reference`` and what the uncompiled function gives each sample alone.
+
+    Differences are relative to the largest finite magnitude of their output among the samples; infinity where one result has NaN or an
+    infinity and the other does not, or where a number that is no floating-point number differs.
+    """
+    distances = [0.0]
+    eager = [[output.value[0] for output in uncompiled(Run("eager", (sample,), (0,)))] for sample in range(samples)]
+    for number in range(len(eager[0])):
+        expected = torch.stack([outputs[number] for outputs in eager])
+        distances.append(_distance(torch.stack([reference[sample][number] for sample in range(samples)]), expected))
+    return max(distances)
+
+
+def _distance(given: torch.Tensor, expected: torch.Tensor) -> float:
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0 if torch.equal(given, expected) else float("inf")
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    given, expected = given.to(wide), expected.to(wide)
+    finite = expected.isfinite()
+    same = (given == expected) | (given.isnan() & expected.isnan())
+    if not bool((same | (finite & given.isfinite())).all()):
+        return float("inf")
+    difference = torch.where(same, 0, given - expected).abs()
+    largest = torch.where(finite, expected, 0).abs().max() if expected.numel() else torch.ones(())
+    return float(difference.max() / largest) if expected.numel() and bool(difference.any()) else 0.0
