@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bi_inductor.passes import distances, foreach, pooling, quantized, resizing
+from bi_inductor.passes import distances, foreach, padding, pooling, quantized, resizing
 from bi_inductor.passes.capture import CAPTURED
 
 aten = torch.ops.aten
@@ -74,6 +74,7 @@ def decomposition_table(version: str) -> DecompositionTable:
     table.update(distances.DECOMPOSITIONS)
     table.update(quantized.DECOMPOSITIONS)
     table.update(resizing.DECOMPOSITIONS)
+    table.update(padding.DECOMPOSITIONS)
     table.update(quantized.decomposed_ops())
     table.update(foreach.DECOMPOSITIONS)
     table[aten.addbmm.default] = addbmm

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.ao.quantization.fx._decomposed  # noqa: F401  # defines the ops of quantized_decomposed
 
-from bi_inductor.passes import distances, foreach, pooling, quantized
+from bi_inductor.passes import distances, foreach, padding, pooling, quantized, resizing
 from bi_inductor.passes.capture import CAPTURED
 from bi_inductor.passes.classify import class_of as class_of  # registers the rules
 from bi_inductor.passes.complex_numbers import COMPLEX_RULES
@@ -109,6 +109,8 @@ def taken_apart() -> list[Row]:
     sources: Sequence[tuple[Iterable[Any], str, str]] = (
         (pooling.DECOMPOSITIONS, "windows gathered, summed or scattered", FLOATS),
         (distances.DECOMPOSITIONS, "pointwise ops and sums", FLOATS),
+        (resizing.DECOMPOSITIONS, "weighted windows gathered and summed, or scattered", FLOATS),
+        (padding.DECOMPOSITIONS, "scatter", FLOATS),
         (foreach.DECOMPOSITIONS, "the op of one tensor, for each", ANY),
         ([*quantized.DECOMPOSITIONS, *quantized.decomposed_ops()], "pointwise ops and matmul", FLOATS),
     )
