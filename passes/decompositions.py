@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import _index_add
 from torch.nn import functional
 
 from bi_inductor.passes import distances, foreach, padding, pooling, quantized, resizing
@@ -88,6 +89,7 @@ def decomposition_table(version: str) -> DecompositionTable:
     table[aten.any.default], table[aten.any.dim] = any_of(aten.any.default), any_of(aten.any.dim)
     table[aten.any.dims] = nothing_without_dims(any_of(aten.any.dims))
     table[aten.all.dims] = nothing_without_dims(table[aten.all.dims])
+    table[aten.index_add.default] = index_add
     table[aten.sort.default] = sort
     table[aten.sort.stable] = sort_stable
     return table
@@ -96,6 +98,11 @@ def decomposition_table(version: str) -> DecompositionTable:
 def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     """One matmul, k running over (batch, k): ``bias`` broadcasts to [n, m], ``a`` [batch, n, k], ``b`` [batch, k, m]."""
     return torch.addmm(bias, a.transpose(0, 1).flatten(1), b.flatten(0, 1), beta=beta, alpha=alpha)
+
+
+def index_add(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1) -> Any:
+    """As Inductor has it for all dtypes but bfloat16, which it leaves to torch's kernel (2.13): a scatter (docs/numerics.md section 9)."""
+    return _index_add(x, dim, index, source, inplace=False, alpha=alpha)
 
 
 def any_of(op: torch._ops.OpOverload) -> Callable[..., Any]:

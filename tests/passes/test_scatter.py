@@ -9,9 +9,9 @@ from torch import Tensor
 
 import bi_inductor
 from bi_inductor.settings import thread_count
-from tests.passes.eager import ours
+from tests.passes.eager import ours, stock
 from tests.passes.test_rewrite import f32, rewritten
-from tests.templates.rows import assert_same_bits, randn
+from tests.templates.rows import assert_same_bits, randn, relative_error
 
 INDEX = torch.tensor([[0, 2, 2, 1], [1, 0, 2, 2]])
 
@@ -373,3 +373,15 @@ inference
 + reshape_default_3 = aten.reshape.default(scatter_default, [5]) -> float32[5]
 + return (reshape_default_3,)""",
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_index_select_has_its_gradient_in_every_batch(dtype: torch.dtype) -> None:
+    """Inductor leaves index_add of bfloat16, which that gradient is, to a kernel of torch's."""
+    index = torch.tensor([3, 0, 3, 3, 1, 0, 3])
+    x = randn(8, 5, 4).to(dtype).requires_grad_()
+    _, whole = ours(lambda x, index: x.index_select(1, index), x, index)
+    for rows in (slice(0, 1), slice(6, 7), slice(2, 5)):
+        assert_same_bits(ours(lambda x, index: x.index_select(1, index), x[rows].detach().requires_grad_(), index)[1], whole[rows])
+    _, exact = stock(lambda x: x.index_select(1, index), x.detach().double().requires_grad_())
+    assert relative_error(whole, exact) < {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
