@@ -1,7 +1,9 @@
-"""Quantised linears and the ops around them: the weight as the numbers it stands for, then a matmul of ours.
+"""Quantised linears and the ops around them: products of elements as they are stored, or the weight as the numbers it stands for, then a
+matmul of ours.
 
-Numerics (docs/numerics.md section 12): an integer weight is dequantised in the accumulation type, each step rounded as itself; the
-matmul's sum is unrounded until its scales are in. Quantising and dequantising are the pointwise ops that torch spells in Python.
+Numerics (docs/numerics.md section 12): float8 and int8 elements are multiplied as the numbers they are; a sum is unrounded until its scales
+are in. An int4 weight is dequantised in the accumulation type, each step rounded as itself. Quantising and dequantising are the pointwise
+ops that torch spells in Python.
 
 Weights packed for the CPU's int4 kernel are unpacked as ``_convert_weight_to_int4pack_for_cpu`` packed them, which depends on the machine.
 """
@@ -12,23 +14,27 @@ from typing import Any
 
 import torch
 
-from bi_inductor.templates.library import DTYPES, accumulation_dtype
+from bi_inductor.operators.scaled_matmul import accepts, is_one_element
+from bi_inductor.templates.library import DTYPES, FLOAT8, accumulation_dtype
 
 aten = torch.ops.aten
 
 # Rows that the int4 kernel of an instruction set packs together: low nibbles hold the first half of them, high nibbles the second.
 INT4_BLOCKS = {"AVX2": 32, "AVX512": 64}
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
 
 def int8_weight(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> Any:
     """``x`` [m, k] times an int8 ``weight`` [n, k] with a scale [n] for each of its rows."""
-    if x.dtype not in DTYPES:
+    if x.dtype not in DTYPES or weight.dtype != torch.int8 or scales.dtype not in DTYPES:
         return NotImplemented
-    wide = accumulation_dtype(x.dtype)
-    product = torch.ops.bi_inductor.matmul(x.to(wide), weight.to(wide).t())
-    return (product * scales.to(wide)).to(x.dtype)
+    return torch.ops.bi_inductor.scaled_matmul(x, weight.t(), x.dtype, None, scales)
+
+
+def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """int8 ``a`` [m, k] times int8 ``b`` [k, n] into int32, which no order changes."""
+    if a.dtype != torch.int8 or b.dtype != torch.int8:
+        return NotImplemented
+    return torch.ops.bi_inductor.scaled_matmul(a, b, torch.int32)
 
 
 def int4_weight(x: torch.Tensor, packed: torch.Tensor, group: int, scales_and_zeros: torch.Tensor) -> Any:
@@ -69,12 +75,18 @@ def scaled_matmul(
     use_fast_accum: bool = False,
 ) -> Any:
     """float8 ``a`` [m, k] times ``b`` [k, n]; scales are numbers, or [m, 1] and [1, n]."""
-    if a.dtype not in FLOAT8 or b.dtype not in FLOAT8 or scale_result is not None:
+    out_dtype = out_dtype or a.dtype
+    are_scales = (
+        scale_a.dtype == scale_b.dtype == torch.float32 and _is_scale(scale_a, (a.shape[0], 1)) and _is_scale(scale_b, (1, b.shape[1]))
+    )
+    if not are_scales or scale_result is not None or a.dtype not in FLOAT8 or not accepts(a.dtype, b.dtype, out_dtype):
         return NotImplemented
-    result = torch.ops.bi_inductor.matmul(a.float(), b.float()) * scale_a * scale_b
-    if bias is not None:
-        result = result + bias.float()
-    return result.to(out_dtype or a.dtype)
+    return torch.ops.bi_inductor.scaled_matmul(a, b, out_dtype, scale_a, scale_b, bias)
+
+
+def _is_scale(x: torch.Tensor, shape: tuple[Any, Any]) -> bool:
+    """Whether it is one element, or one for each row or column: of ``shape``."""
+    return is_one_element(x) or tuple(x.shape) == shape
 
 
 # ---- quantising and dequantising; qparams are numbers or tensors that broadcast
@@ -216,6 +228,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
     aten._weight_int8pack_mm.default: int8_weight,
     aten._weight_int4pack_mm_for_cpu.default: int4_weight,
     aten._scaled_mm.default: scaled_matmul,
+    aten._int_mm.default: int8_matmul,
 }
 
 

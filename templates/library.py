@@ -66,6 +66,9 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float16: DType("float16", "bi::Half", "float"),
 }
 
+# Stored and multiplied in these formats; sums and results are of the dtypes above.
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, float32 for float32, bfloat16 and float16 (docs/numerics.md section 1)."""

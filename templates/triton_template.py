@@ -73,8 +73,8 @@ def lower(
     out_dtype = out_dtype or dtype
     strides = None if stride is None else [sympy.sympify(n) for n in stride]
     layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, [sympy.sympify(n) for n in size], strides)
-    # Inductor computes epilogues in float32 or, where elements are float64, in float64.
-    result = torch.float64 if out_dtype == torch.float64 else torch.float32
+    # Inductor computes epilogues in float32 or, where elements are float64 or integers, in these.
+    result = out_dtype if out_dtype in (torch.float64, torch.int32) else torch.float32
     choice: Any = kernel.generate(
         input_nodes=tuple(nodes),
         layout=layout,

@@ -12,6 +12,7 @@ from bi_inductor.operators import (
     philox,
     reductions,
     sample_sum,
+    scaled_matmul,
     scatter,
     softmax,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "philox",
     "reductions",
     "sample_sum",
+    "scaled_matmul",
     "scatter",
     "softmax",
 ]

@@ -48,8 +48,12 @@ BECOMES = {
     "grid_sampler": "gathers and pointwise ops",
     "linear": "matmul",
     "rms_norm": "rms_norm",
+    **dict.fromkeys(("_int_mm", "_scaled_mm", "_weight_int8pack_mm"), "scaled_matmul"),
     "scaled_dot_product_attention": "attention",
 }
+
+# What they take, where it is not what the table says of their group.
+DTYPES = {"aten._int_mm": "int8", "aten._scaled_mm": "float8_e4m3fn, float8_e5m2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +119,8 @@ def taken_apart() -> list[Row]:
         ([*quantized.DECOMPOSITIONS, *quantized.decomposed_ops()], "pointwise ops and matmul", FLOATS),
     )
     for ops, becomes, dtypes in sources:
-        found += [Row(name, "decomposed", becomes, dtypes) for name in {op_name(op) for op in ops} - captured]
+        names = {op_name(op) for op in ops} - captured
+        found += [Row(name, "decomposed", BECOMES.get(name.rpartition(".")[2], becomes), DTYPES.get(name, dtypes)) for name in names]
     return sorted(found, key=lambda row: (row.op_class, row.op))
 
 

@@ -43,6 +43,12 @@ NUMERICS: dict[str, Numerics] = {
     "convolution": Numerics(
         3, "`k` the row-major index over (channel within the group, kernel position)", "convolution", (("products", MATMUL_LANES),)
     ),
+    "scaled_matmul": Numerics(
+        12,
+        "`acc` is the matmul family's lane sum over `k` of products with the weight as the numbers it stands for",
+        "matmul",
+        (("products", MATMUL_LANES),),
+    ),
     "sum": Numerics(4, "`round(S(x))`", "reduce", _SUM),
     "mean": Numerics(4, "`round(fl(S(x) / n))`", "reduce", _SUM),
     "prod": Numerics(4, "lanes and fold as in section 2 with `*` for `+`, lanes starting at 1, no step 3; rounded", "reduce", _SUM),

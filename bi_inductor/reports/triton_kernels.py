@@ -38,6 +38,7 @@ POINTWISE = "philox"
 
 _CHAIN = "one chain over blocks of `BLOCK_K` products in ascending `k`"
 _RUNS = "runs of 256 products along `k`"
+_STORED = "elements are read as they are stored and converted in registers"
 _CHUNKS = "Chunks are merged in order"
 _BLOCKS = "`paged_attention` has the bits of `attention` over all keys of the request"
 _LIBRARY = "`log1p` and `exp` of `logcumsumexp` are the device library's"
@@ -78,7 +79,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         return TritonKernel(configuration_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in SCATTERS:
         return TritonKernel(configuration_text(scatter.CONSTANTS, WARPS, STAGES))
-    if operator in ("matmul", "grouped_matmul", "convolution"):
+    if operator in ("matmul", "grouped_matmul", "convolution", "scaled_matmul"):
         dtype, sizes = _tensor(operands[0])[0], _tensor(result)[1]
         columns = sizes[-1:]
         if operator == "convolution":
@@ -87,7 +88,8 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
             columns = sizes[2:] + sizes[:1] * grouped
         narrow = all(size.isdigit() for size in columns) and math.prod(map(int, columns)) <= matmul.NARROW
         tile = matmul.configuration(target, dtype, narrow)
-        return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), _CHAIN if dtype in matmul.CHAINED else _RUNS)
+        quote = _STORED if operator == "scaled_matmul" else _CHAIN if dtype in matmul.CHAINED else _RUNS
+        return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), quote)
     if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])
         dims = [int(_tensor(operand)[1][-1]) for operand in operands[: ATTENDING[operator]]]

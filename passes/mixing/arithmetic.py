@@ -249,8 +249,8 @@ rule("softmax log_softmax cumsum cumprod logcumsumexp", "bi_inductor")(along())
 rule("renorm")(along())
 
 
-def _matrixsize_of(call: Call, a: Any, b: Any, bias: Any = None) -> States:
-    """[..., n, k] times [..., k, m]; ``bias`` broadcasts to the result."""
+def _matrixsize_of(call: Call, a: Any, b: Any, *others: Any) -> States:
+    """[..., n, k] times [..., k, m]; the ``others``, such as a bias, broadcast to the result."""
     rank = len(call.out_shape())
     entries: list[tuple[Samples, Sequence[Dim]]] = []
     for x, contracted, alone in ((a, -1, -1), (b, -2, -2)):
@@ -267,8 +267,9 @@ def _matrixsize_of(call: Call, a: Any, b: Any, bias: Any = None) -> States:
             entries.append((state, padded(dims, rank)))
         else:
             entries.append((state, padded(dims, rank)))
-    if (state := call.samples(bias)) is not None:
-        entries.append((state, padded(state.dims, rank)))
+    for other in others:
+        if (state := call.samples(other)) is not None:
+            entries.append((state, padded(state.dims, rank)))
     return join(call, entries)
 
 
@@ -286,6 +287,12 @@ def _addmm(call: Call) -> States:
 @rule("matmul", "bi_inductor")
 def _matmul(call: Call) -> States:
     return _matrixsize_of(call, call.get("a"), call.get("b"), call.get("bias"))
+
+
+@rule("scaled_matmul", "bi_inductor")
+def _scaled_matmul(call: Call) -> States:
+    """Scales of rows [n, 1] and of columns [m] broadcast to the result, as the bias does."""
+    return _matrixsize_of(call, call.get("a"), call.get("b"), call.get("scale_a"), call.get("scale_b"), call.get("bias"))
 
 
 @rule("mv dot vdot")

@@ -10,6 +10,10 @@ ELEMENTWISE_OF_ATEN = "Inductor calls ATen's elementwise kernel, whose vector bo
 SUMS_WITHOUT_TEMPLATE = "a sum whose order follows sizes and threads, and no template takes its place"
 LINEAR_ALGEBRA = "a LAPACK routine chosen by sizes and threads; not run one sample at a time yet"
 QUANTISED = "quantised tensors and integer kernels"
+SCALED = (
+    "float8_e4m3fn and float8_e5m2 are supported with float32 scales of one element, or of [m, 1] and [1, n], and no scale of the result"
+)
+INT8_WEIGHTS = "an int8 weight is supported beside a float and float scales"
 SPARSE = "sparse tensors"
 NESTED = "nested tensors, whose batch is no dim"
 RECURRENT = "a whole recurrent network in one kernel; its steps are supported one by one"
@@ -57,11 +61,13 @@ UNSUPPORTED: dict[str, set[str]] = {
         _empty_per_channel_affine_quantized _fake_quantize_learnable_per_channel_affine
         _fake_quantize_learnable_per_channel_affine_backward _fake_quantize_learnable_per_tensor_affine
         _fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
-        _fused_moving_avg_obs_fq_helper_functional _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor _scaled_mm
-        _scaled_mm_v2 _weight_int4pack_mm_for_cpu _weight_int8pack_mm dequantize fake_quantize_per_channel_affine_cachemask
+        _fused_moving_avg_obs_fq_helper_functional _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor
+        _scaled_mm_v2 _weight_int4pack_mm_for_cpu dequantize fake_quantize_per_channel_affine_cachemask
         fake_quantize_per_tensor_affine_cachemask quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic
         """,
     ),
+    SCALED: names("aten", "_scaled_mm"),
+    INT8_WEIGHTS: names("aten", "_weight_int8pack_mm"),
     SPARSE: names(
         "aten",
         """

@@ -34,6 +34,9 @@ class Configuration:
 # 16-bit numbers lose less than rounding the result does.
 CHAINED = (torch.bfloat16, torch.float16)
 
+# Where an instruction converts float8 to float16. gfx942 has some for its own float8_e4m3fnuz and float8_e5m2fnuz only.
+CONVERTING = ("sm_90", "sm_100")
+
 # Below this many columns a wide tile would leave most multiprocessors without one.
 NARROW = 2048
 
@@ -43,26 +46,31 @@ DEFAULT = gpu.DEFAULT
 #                                           M    N   K warps stages
 CONFIGURATIONS: dict[str, dict[str, tuple[Configuration, Configuration]]] = {
     "sm_80": {
+        "8 bit": (Configuration(64, 64, 128, 4, 3), Configuration(64, 128, 64, 4, 3)),
         "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 3)),
         "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
         "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
     },
     "sm_90": {
+        "8 bit": (Configuration(64, 64, 128, 4, 3), Configuration(64, 128, 128, 4, 3)),
         "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 4)),
         "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
         "float64": (Configuration(32, 32, 16, 8, 2), Configuration(32, 32, 16, 8, 2)),
     },
     "sm_100": {
+        "8 bit": (Configuration(64, 64, 128, 4, 3), Configuration(64, 128, 128, 4, 3)),
         "16 bit": (Configuration(64, 64, 64, 4, 4), Configuration(64, 128, 64, 4, 4)),
         "float32": (Configuration(64, 64, 32, 8, 3), Configuration(64, 64, 32, 8, 3)),
         "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
     },
     "gfx942": {
+        "8 bit": (Configuration(64, 64, 64, 4, 2), Configuration(64, 128, 64, 4, 2)),
         "16 bit": (Configuration(64, 64, 64, 4, 2), Configuration(64, 128, 64, 4, 2)),
         "float32": (Configuration(64, 64, 32, 4, 2), Configuration(64, 64, 32, 4, 2)),
         "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
     },
     DEFAULT: {
+        "8 bit": (Configuration(64, 64, 32, 4, 2), Configuration(64, 64, 32, 4, 2)),
         "16 bit": (Configuration(64, 64, 32, 4, 2), Configuration(64, 64, 32, 4, 2)),
         "float32": (Configuration(32, 32, 32, 4, 2), Configuration(32, 32, 32, 4, 2)),
         "float64": (Configuration(32, 32, 16, 4, 2), Configuration(32, 32, 16, 4, 2)),
@@ -72,5 +80,5 @@ CONFIGURATIONS: dict[str, dict[str, tuple[Configuration, Configuration]]] = {
 
 def configuration(target: str, dtype: torch.dtype, narrow: bool) -> Configuration:
     """The configuration on ``target``, a key of CONFIGURATIONS; ``narrow``: the results have at most NARROW columns, whatever the batch."""
-    kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16 bit")
+    kind = {torch.float32: "float32", torch.float64: "float64", **dict.fromkeys(CHAINED, "16 bit")}.get(dtype, "8 bit")
     return CONFIGURATIONS[target][kind][0 if narrow else 1]

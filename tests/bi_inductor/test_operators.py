@@ -28,6 +28,7 @@ WITHOUT_GRADIENT = {
     "logcumsumexp",
     "paged_attention",
     "rms_norm_statistics",
+    "scaled_matmul",
     "scatter",
 }
 
@@ -76,6 +77,17 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
     if name == "grouped_matmul":
         ends = torch.tensor([1, 1, 4])
         return [(t(4, 5), t(3, 5, 6, seed=1), ends), (t(3, 6, 5), t(5, 4, seed=1), ends.int()), (t(6, 4), t(4, 5, seed=1), ends)]
+    if name == "scaled_matmul":
+        # opcheck cannot compare float8; tests/passes/test_quantized.py has those.
+        weight = torch.tensor([[-128, 3, 127, 0, 1]] * 4, dtype=torch.int8)
+        return [
+            (t(3, 4), weight, dtype, None, t(5)),
+            (t(3, 4), weight, dtype, randn(3, 1), randn(1, 5, seed=1), t(5)),
+            (t(3, 4), weight, dtype, torch.tensor(0.5), torch.tensor([2.0])),
+            (weight.t(), weight, torch.int32),
+            (t(0, 4), weight, dtype, None, t(5)),
+            (t(3, 0), weight[:0], dtype, None, t(5)),
+        ]
     if name == "scatter":
         index = torch.tensor([[2, 0, 2, 1], [1, 1, 0, 0]])
         return [

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch._inductor.lowering  # defines torch.ops.quantized_decomposed
 from torch import Tensor
+from torch.library import opcheck
 
-import bi_inductor  # noqa: F401  # defines torch.ops.bi_inductor
+from bi_inductor import UnsupportedOpError
 from bi_inductor.passes.quantized import INT4_BLOCKS, unpacked_int4
 from tests.passes.eager import ours, stock
 from tests.passes.test_rewrite import bf16, rewritten
@@ -39,14 +40,9 @@ inference
   arg0_1: bfloat16[3, 64]
   arg1_1: int8[16, 64]
   arg2_1: bfloat16[16]
-  convert_element_type = prims.convert_element_type.default(arg0_1, torch.float32) -> float32[3, 64]
-  convert_element_type_1 = prims.convert_element_type.default(arg1_1, torch.float32) -> float32[16, 64]
-  permute = aten.permute.default(convert_element_type_1, [1, 0]) -> float32[64, 16]
-  matmul = bi_inductor.matmul.default(convert_element_type, permute) -> float32[3, 16]
-  convert_element_type_2 = prims.convert_element_type.default(arg2_1, torch.float32) -> float32[16]
-  mul = aten.mul.Tensor(matmul, convert_element_type_2) -> float32[3, 16]
-  convert_element_type_3 = prims.convert_element_type.default(mul, torch.bfloat16) -> bfloat16[3, 16]
-  return (convert_element_type_3,)""",
+  permute = aten.permute.default(arg1_1, [1, 0]) -> int8[64, 16]
+  scaled_matmul = bi_inductor.scaled_matmul.default(arg0_1, permute, torch.bfloat16, None, arg2_1) -> bfloat16[3, 16]
+  return (scaled_matmul,)""",
     )
 
 
@@ -157,6 +153,68 @@ def test_accuracy_against_float64(dtype: torch.dtype) -> None:
         exact, rest = x.double() @ weight.t(), parameters(name)
         error = relative_error(ours(LINEARS[name], x, *rest)[0], exact)
         assert error <= 1.5 * relative_error(LINEARS[name](x, *rest), exact), name
+
+
+EIGHTS = randn(8, 32).to(torch.float8_e4m3fn), randn(32, 16, seed=1).to(torch.float8_e4m3fn)
+ONE = torch.ones(())
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16], ids=str)
+def test_float8_with_one_scale(out_dtype: torch.dtype | None, bias: torch.dtype | None) -> None:
+    a, b = EIGHTS
+    added = () if bias is None else (randn(16, dtype=bias, seed=2),)
+    (found,) = ours(
+        lambda a, b, one, *bias: torch._scaled_mm(a, b, one / 3, one / 7, bias=bias[0] if bias else None, out_dtype=out_dtype),
+        a,
+        b,
+        ONE,
+        *added,
+    )
+    expected = ours(lambda a, b: a.float() @ b.float(), a, b)[0] * (ONE / 3) * (ONE / 7)
+    expected = expected + added[0].float() if added else expected
+    assert found.dtype == (out_dtype or a.dtype)
+    assert_same_bits(found.float(), expected.to(found.dtype).float())
+
+
+def test_the_operator_is_what_its_fake_says() -> None:
+    a, b = EIGHTS
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2):
+        for scaled in ((), (ONE, ONE), (scales(8, 1), scales(1, 16), randn(16))):
+            opcheck(torch.ops.bi_inductor.scaled_matmul.default, (a, b, dtype, *scaled), test_utils=("test_faketensor",))
+
+
+def scaled_result(a: Tensor, b: Tensor, one: Tensor) -> Any:
+    return torch._scaled_mm(a, b, one, one, scale_result=one, out_dtype=torch.bfloat16)
+
+
+def of_amd(a: Tensor, b: Tensor, one: Tensor) -> Any:
+    return torch._scaled_mm(a.view(torch.float8_e4m3fnuz), b.view(torch.float8_e4m3fnuz), one, one, out_dtype=torch.bfloat16)
+
+
+def blocks(a: Tensor, b: Tensor, one: Tensor) -> Any:
+    powers = one.expand(512).to(torch.float8_e8m0fnu)
+    return torch._scaled_mm(a, b, powers, powers, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("fn", [scaled_result, of_amd, blocks])
+def test_other_forms_of_float8_are_refused(fn: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedOpError, match=r"_scaled_mm(?s:.)*float32 scales of one element, or of \[m, 1\] and \[1, n\]"):
+        ours(fn, *EIGHTS, ONE)
+
+
+def test_operands_that_do_not_fit() -> None:
+    product, (a, b) = torch.ops.bi_inductor.scaled_matmul, EIGHTS
+    with pytest.raises(TypeError, match=r"given a: torch.float8_e4m3fn, b: torch.int8, dtype: torch.float32"):
+        product(a, int8(32, 16), torch.float32)
+    with pytest.raises(TypeError, match=r"scale_b is a float beside a result that is one; given torch.float8_e4m3fn"):
+        product(a, b, torch.float32, None, a[:1])
+    with pytest.raises(ValueError, match=r"takes a \[m, k\] and b \[k, n\]"):
+        product(a[0], b, torch.float32)
+    with pytest.raises(RuntimeError, match=r"scale_a is one element or \[m, 1\]; given \(8, 32\) @ \(32, 16\), scale_a \(8,\)"):
+        product(a, b, torch.float32, torch.ones(8))
+    with pytest.raises(RuntimeError, match=r"bias is one element, \[n\] or \[1, n\]; given \(8, 32\) @ \(32, 16\), bias \(8, 16\)"):
+        product(a, b, torch.float32, None, None, torch.ones(8, 16))
 
 
 def test_compiled_in_one_graph_and_stock_varies() -> None:

@@ -44,6 +44,12 @@ def grouped_matmul() -> Program:
     return lambda x, weight, ends: ops.grouped_matmul(x, weight, ends), (x, weight, ends)
 
 
+def scaled_matmul_float8() -> Program:
+    x, weight = empty(100, 512, dtype=torch.float8_e4m3fn), empty(256, 512, dtype=torch.float8_e4m3fn)
+    scales = empty(100, 1), empty(1, 256)
+    return lambda x, weight, *scales: torch._scaled_mm(x, weight.t(), *scales, out_dtype=torch.bfloat16), (x, weight, *scales)
+
+
 def reduction_sum() -> Program:
     return lambda x: ops.sum(x, [1]), (empty(100, 300),)
 
@@ -67,7 +73,17 @@ def paged_attention() -> Program:
     return lambda *tensors: ops.paged_attention(*tensors, 0.125, 1000), (q, cache, *numbers)
 
 
-PROGRAMS = (matmul_bfloat16, matmul_float32, grouped_matmul, reduction_sum, softmax, layer_norm, attention_causal, paged_attention)
+PROGRAMS = (
+    matmul_bfloat16,
+    matmul_float32,
+    grouped_matmul,
+    scaled_matmul_float8,
+    reduction_sum,
+    softmax,
+    layer_norm,
+    attention_causal,
+    paged_attention,
+)
 
 
 @functools.cache
@@ -149,7 +165,7 @@ def kernel(arg_A, arg_B, out_ptr0):
     for first in range(0, k, BLOCK_K):
         a_block = tl.load(a + first * (1), mask=valid_row, other=0.0)
         b_block = tl.load(b + first * (256), mask=valid_column, other=0.0)
-        total = tl.dot(a_block, b_block, total)
+        total = tl.dot(a_block, b_block, total, out_dtype=ACCUMULATOR)
     result = total.to(ELEMENT).to(RESULT)
     out_row = row[:, None]
     out_column = column[None, :]
@@ -287,7 +303,65 @@ def kernel(arg_A, arg_B, arg_ENDS, out_ptr0):
     for first in range(0, k, BLOCK_K):
         a_block = tl.load(a + first * (1), mask=valid_row, other=0.0)
         b_block = tl.load(b + first * (256), mask=valid_column, other=0.0)
-        total = tl.dot(a_block, b_block, total)
+        total = tl.dot(a_block, b_block, total, out_dtype=ACCUMULATOR)
+    result = total.to(ELEMENT).to(RESULT)
+    out_row = row[:, None]
+    out_column = column[None, :]
+    valid = valid_row & valid_column
+    xindex = out_column + 256*out_row
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
+        )
+
+    def test_scaled_matmul(self) -> None:
+        self.assertExpectedInline(
+            sources()["scaled_matmul_float8"],
+            """\
+# 4 warps, 3 stages
+def kernel(arg_A, arg_B, arg_SCALE_A, arg_SCALE_B, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    BLOCK_N : tl.constexpr = 64
+    BLOCK_K : tl.constexpr = 128
+    GROUP_M : tl.constexpr = 8
+    MULTIPLIED : tl.constexpr = tl.float16
+    EVEN_K : tl.constexpr = True
+    ALPHA : tl.constexpr = 1
+    BETA : tl.constexpr = 1
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    A = arg_A
+    B = arg_B
+    SCALE_A = arg_SCALE_A
+    SCALE_B = arg_SCALE_B
+
+    m = 100
+    n = 256
+    k = 512
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0).to(INDEX_DTYPE)
+    # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
+    group = tile // (GROUP_M * tiles_n)
+    group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    tile_in_group = tile % (GROUP_M * tiles_n)
+    tile_m = group * GROUP_M + tile_in_group % group_rows
+    tile_n = tile_in_group // group_rows
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N).to(INDEX_DTYPE)
+    in_block = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    valid_row = row[:, None] < m
+    valid_column = column[None, :] < n
+    a = A + row[:, None] * (512) + in_block[None, :] * (1)
+    b = B + in_block[:, None] * (1) + column[None, :] * (512)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for first in range(0, k, BLOCK_K):
+        a_block = bi.cast(tl.load(a + first * (1), mask=valid_row, other=0.0), MULTIPLIED)
+        b_block = bi.cast(tl.load(b + first * (1), mask=valid_column, other=0.0), MULTIPLIED)
+        total = tl.dot(a_block, b_block, total, out_dtype=ACCUMULATOR)
+    total = total * tl.load(SCALE_A + row * (1), mask=row < m, other=0.0).to(ACCUMULATOR)[:, None]
+    total = total * tl.load(SCALE_B + column * (1), mask=column < n, other=0.0).to(ACCUMULATOR)[None, :]
     result = total.to(ELEMENT).to(RESULT)
     out_row = row[:, None]
     out_column = column[None, :]

@@ -19,7 +19,8 @@ def test_quotes_stand_in_the_section_on_gpus(target: str) -> None:
     tensors = ["bfloat16[s0, 8, 80]", "bfloat16[512, 16, 2, 160]", "int32[s1, 64]", "int32[s1 + 1]", "int32[s1]"]
     paged = triton_kernel("paged_attention", tensors, tensors[0], target)
     scanned = triton_kernel("logcumsumexp", ["float32[2, s0]"], "float32[2, s0]", target)
-    for kernel in (attended, paged, scanned, matmul("float32", "64", target), matmul("float16", "64", target)):
+    eights = triton_kernel("scaled_matmul", ["float8_e4m3fn[s0, 512]", "float8_e4m3fn[512, 64]"], "bfloat16[s0, 64]", target)
+    for kernel in (attended, paged, scanned, eights, matmul("float32", "64", target), matmul("float16", "64", target)):
         assert kernel is not None and kernel.quote and plain(kernel.quote) in plain(SECTIONS[GPU_SECTION])
 
 
@@ -31,6 +32,17 @@ def test_the_tile_follows_columns_that_are_known() -> None:
 def test_a_grouped_matmul_has_the_tile_of_a_matmul() -> None:
     grouped = triton_kernel("grouped_matmul", ["bfloat16[s0, 512]", "bfloat16[8, 512, 64]", "int32[8]"], "bfloat16[s0, 64]", "sm_90")
     assert grouped == matmul("bfloat16", "64")
+
+
+def test_the_tile_of_a_scaled_matmul_follows_what_is_stored() -> None:
+    def scaled(dtype: str, result: str) -> TritonKernel | None:
+        return triton_kernel("scaled_matmul", [f"{dtype}[s0, 512]", "int8[512, 64]", "float32[64]"], f"{result}[s0, 64]", "sm_90")
+
+    eights, integers = scaled("float8_e5m2", "float32"), scaled("int8", "int32")
+    floats, half = scaled("float32", "float32"), scaled("bfloat16", "bfloat16")
+    alone = matmul("float32", "64"), matmul("bfloat16", "64")
+    assert eights is not None and eights == integers and eights.configuration not in [kernel and kernel.configuration for kernel in alone]
+    assert [floats and floats.configuration, half and half.configuration] == [kernel and kernel.configuration for kernel in alone]
 
 
 def test_paged_attention_has_the_configuration_of_attention() -> None:
