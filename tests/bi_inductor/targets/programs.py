@@ -143,6 +143,25 @@ def experts():
         return model, (torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16), torch.empty(8, dtype=torch.int32))
 
 
+def eights():
+    """Products of float8 with scales of rows and columns, of tensors, and in float32; of int8 weights, and of int8."""
+
+    def model(x, weight, narrow, rows, columns, bias, floats, integers):
+        product = torch._scaled_mm
+        scaled = product(x, weight.t(), rows, columns, bias=bias, out_dtype=torch.bfloat16)
+        by_tensor = product(x, weight.t(), rows[0], columns[0, :1], out_dtype=torch.bfloat16)
+        wide = product(narrow, weight.t(), rows, columns, out_dtype=torch.float32)
+        int8 = torch.ops.aten._weight_int8pack_mm(floats, integers, bias), torch._int_mm(integers, integers.t()) * 2
+        return F.gelu(scaled), by_tensor, wide, *int8
+
+    with torch.device("meta"):
+        eights = (torch.empty(rows, 256, dtype=torch.float8_e4m3fn) for rows in (96, 512))
+        narrow, rows, columns = torch.empty(96, 256, dtype=torch.float8_e5m2), torch.empty(96, 1), torch.empty(1, 512)
+        bias, floats = (torch.empty(*size, dtype=torch.bfloat16) for size in ((512,), (96, 256)))
+        integers = torch.empty(512, 256, dtype=torch.int8)
+        return model, (*eights, narrow, rows, columns, bias, floats, integers)
+
+
 def scans():
     """Chains along the last dim and along another one, in both types of accumulation."""
 

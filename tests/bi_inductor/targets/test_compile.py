@@ -27,10 +27,11 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
+        "eights",
         "scans",
         "scatters",
         "blocks_of_a_cache",
@@ -46,8 +47,8 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "scans", "scatters", "blocks_of_a_cache", "shared_keys", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "gfx942": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", "largest", *BLOCKS],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -105,6 +106,24 @@ def test_grouped_matmuls_are_built_for_every_target(target):
         float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
         # As in matmul, float32 goes through matrix units on AMD alone.
         assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_products_of_eight_bits_are_built_for_every_target(target):
+    report = compiled(target)["eights"]
+    assert report.faults == []
+    # Triton does not know float8_e4m3fn on sm_80: kernels take its bytes there, by a view.
+    assert set(report.others) == ({"torch.ops.aten.permute.default", "torch.ops.aten.view.dtype"} if target == "sm_80" else set())
+    kernels = [kernel for kernel in report.kernels if "SCALE_A" in kernel.source or "MULTIPLIED" in kernel.source]
+    assert len(kernels) == 5
+    for kernel in kernels:
+        assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 16 * (target == "sm_100"), kernel.name
+        found = set(kernel.instructions(MATRIX_INSTRUCTIONS[target] + (r"|mma\.sync" if target.startswith("sm_") else "")))
+        # Scales and bias are rounded each for itself; erf of gelu is made of fma.
+        contracted = kernel.instructions(r"fma\.\w+\.(ftz\.)?f32|v_(pk_)?(fma|mac|mad)_f32")
+        assert not contracted or "gelu" in kernel.name, kernel.name
+        # float8 is multiplied as float16, int8 as itself or as the bfloat16 beside it.
+        assert found and not any(word in name for name in found for word in ("e4m3", "e5m2", "fp8", "bf8", "f8f6f4")), (kernel.name, found)
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
