@@ -115,6 +115,47 @@ def test_a_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
         assert_same_bits(found[ends[-1] :], torch.zeros_like(found[ends[-1] :]), "rows of no group")
 
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_every_float8_is_multiplied_as_what_it_is(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(dtype)
+    product = torch.compile(torch.ops.bi_inductor.scaled_matmul, backend="batch_invariant", dynamic=False)
+    found = product(codes[:, None], torch.ones(1, 16, device=DEVICE).to(dtype), torch.float32)
+    # A sum starts from +0, so a zero is positive.
+    assert_same_bits(found, (codes.float() + 0.0)[:, None].expand(256, 16))
+
+
+def product_of_eights(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """float8 with scales of rows and columns, or an int8 weight."""
+    if weight.dtype == torch.int8:
+        return torch.ops.aten._weight_int8pack_mm(x, weight, scale.to(x.dtype))
+    rows = x.float().abs().amax(1, keepdim=True) / torch.finfo(weight.dtype).max
+    return torch._scaled_mm((x.float() / rows).to(weight.dtype), weight.t(), rows, scale[None], out_dtype=x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_products_of_eight_bits(dtype: torch.dtype) -> None:
+    x, scale = randn(max(BATCHES), WIDTH, dtype=torch.bfloat16).to(DEVICE), torch.linspace(0.001, 0.01, 1024).to(DEVICE)
+    weight = (randn(1024, WIDTH, seed=1) * 30).clamp(-127, 127).to(dtype).to(DEVICE)
+    run = torch.compile(product_of_eights, backend="batch_invariant", dynamic=True)
+    whole = run(x, weight, scale)
+    for m in BATCHES:
+        assert_same_bits(run(x[:m].clone(), weight, scale), whole[:m], f"{m} rows")
+    assert_same_bits(run(x.flip(0), weight, scale), whole.flip(0), "another order")
+    # float8 of the rows has two digits; what is left is the error of bfloat16 results.
+    expected = x.double() @ weight.double().t() * scale.double()
+    assert relative_error(whole, expected) <= (0.04 if dtype != torch.int8 else 3e-3)
+
+
+def test_products_of_int8_are_exact() -> None:
+    a, b = (torch.randint(-128, 128, size, dtype=torch.int8, generator=torch.Generator().manual_seed(0)) for size in ((40, 200), (200, 24)))
+    run = torch.compile(torch._int_mm, backend="batch_invariant", dynamic=True)
+    for m in (1, 2, 17, 40):
+        assert torch.equal(run(a[:m].to(DEVICE), b.to(DEVICE)).cpu(), torch._int_mm(a[:m], b))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decode_is_prefill_through_blocks_too(dtype: torch.dtype) -> None:
     """One program with all keys, several that share them, and blocks of a cache: one order of the matrix units, or several."""
