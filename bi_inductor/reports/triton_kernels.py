@@ -82,6 +82,8 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     if operator in ("matmul", "grouped_matmul", "convolution", "scaled_matmul"):
         dtype, sizes = _tensor(operands[0])[0], _tensor(result)[1]
         columns = sizes[-1:]
+        if _tensor(result)[0] == torch.float8_e4m3fn and target in matmul.WITHOUT_E4M3FN:
+            return None
         if operator == "convolution":
             # The positions of the result; of grouped channels those of all samples.
             grouped = _tensor(operands[0])[1][1] != _tensor(operands[1])[1][1]

@@ -37,6 +37,9 @@ CHAINED = (torch.bfloat16, torch.float16)
 # Where an instruction converts float8 to float16. gfx942 has some for its own float8_e4m3fnuz and float8_e5m2fnuz only.
 CONVERTING = ("sm_90", "sm_100")
 
+# Triton has no float8_e4m3fn there: it is read by its bytes and cannot be written.
+WITHOUT_E4M3FN = ("sm_80",)
+
 # Below this many columns a wide tile would leave most multiprocessors without one.
 NARROW = 2048
 

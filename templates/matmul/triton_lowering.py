@@ -11,9 +11,10 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.utils import is_triton_fp8_dtype_supported, triton_type
 from torch._inductor.virtualized import V
 
+from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
-from bi_inductor.templates.library import FLOAT8, accumulation_dtype
+from bi_inductor.templates.library import DTYPES, FLOAT8, accumulation_dtype
 from bi_inductor.templates.matmul.configurations import CHAINED, CONVERTING, NARROW, configuration
 from bi_inductor.templates.triton_template import broadcast, constant, lower, strided, template
 
@@ -67,7 +68,15 @@ def scaled_matmul(
         dtype: of the result.
         scale_a: [m, 1] or one element.
         scale_b, bias: [n], [1, n] or one element.
+
+    Raises:
+        UnsupportedOpError: results are of a float8 that Triton does not know on the device.
     """
+    if not is_triton_fp8_dtype_supported(dtype, a.get_device()):
+        raise UnsupportedOpError(
+            f"results of {dtype} cannot be written on {target_of(a.get_device())}, where Triton has no such type; allowed are "
+            f"{', '.join(map(str, DTYPES))} (out_dtype of torch._scaled_mm)"
+        )
     m, k, n = *a.get_size(), b.get_size()[1]
     elements = a.get_dtype(), b.get_dtype()
     # Eight bits of a float: rounded as Inductor rounds them anywhere.

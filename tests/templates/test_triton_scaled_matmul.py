@@ -57,14 +57,14 @@ def forms(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: torch.T
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("formats", [(E4M3FN, E4M3FN), (E5M2, E4M3FN)], ids=["e4m3fn", "e5m2"])
 def test_bits_of_the_definition(interpreter: Interpreter, formats: tuple[torch.dtype, torch.dtype], dtype: torch.dtype) -> None:
     a, b = float8(5, 300, dtype=formats[0]), float8(300, 40, dtype=formats[1], seed=1)
     rows, columns, bias = scale(5, 1), scale(1, 40, seed=3), randn(40, dtype=dtype, seed=4)
     found = interpreter.run(run_compiled, forms, a, b, rows, columns, bias, dtype)
     # A chain for results of 16 bits, runs of 256 products for wider ones.
-    total = reference(a.float(), b.float()) if dtype == torch.float32 else reference(a.half(), b.half())
+    total = reference(a.half(), b.half()) if dtype.itemsize == 2 else reference(a.float(), b.float())
     one = columns[0, 0]
     scaled = total * rows * columns
     for name in ("rows", "transposed b", "strided"):
@@ -73,6 +73,19 @@ def test_bits_of_the_definition(interpreter: Interpreter, formats: tuple[torch.d
     assert_same_bits(found["tensor"], (total * one * one + bias.float()).to(dtype), "tensor")
     # Control: scales of rows and columns in the other order are other bits before they are rounded to 16.
     assert dtype != torch.float32 or differences(found["rows"], total * columns * rows) > 0
+
+
+def into_float8(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(a, b, rows[0], rows[0])
+
+
+def test_results_of_float8(interpreter: Interpreter) -> None:
+    a, b, rows = float8(5, 300), float8(300, 40, seed=1), scale(5, 1) * 10
+    found = interpreter.run(run_compiled, into_float8, a, b, rows)
+    assert found.dtype == E4M3FN
+    expected = (reference(a.float(), b.float()) * rows[0] * rows[0]).to(E4M3FN)
+    assert_same_bits(found.float(), expected.float())
+    assert len(expected.float().unique()) > 50
 
 
 def weights(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -27,11 +27,12 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "sm_80": ["pointwise", "experts", "eights", "into_eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
     "sm_90": [
         "pointwise",
         "experts",
         "eights",
+        "into_eights",
         "scans",
         "scatters",
         "blocks_of_a_cache",
@@ -47,8 +48,19 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
-    "gfx942": ["pointwise", "experts", "eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", "largest", *BLOCKS],
+    "sm_100": ["pointwise", "experts", "eights", "into_eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "gfx942": [
+        "pointwise",
+        "experts",
+        "eights",
+        "into_eights",
+        "scans",
+        "scatters",
+        "blocks_of_a_cache",
+        "shared_keys",
+        "largest",
+        *BLOCKS,
+    ],
 }
 # Each takes a process and 20 seconds; two of the four are compiled for by `make test-full` only.
 EVERY_TARGET = [pytest.param(name, marks=pytest.mark.full) if name in ("sm_80", "sm_100") else name for name in TARGETS]
@@ -124,6 +136,16 @@ def test_products_of_eight_bits_are_built_for_every_target(target):
         assert not contracted or "gelu" in kernel.name, kernel.name
         # float8 is multiplied as float16, int8 as itself or as the bfloat16 beside it.
         assert found and not any(word in name for name in found for word in ("e4m3", "e5m2", "fp8", "bf8", "f8f6f4")), (kernel.name, found)
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_results_of_float8_are_written_where_triton_knows_them(target):
+    found = compiled(target)["into_eights"]
+    if target == "sm_80":
+        assert isinstance(found, UnsupportedOpError)
+        assert "results of torch.float8_e4m3fn cannot be written on sm_80" in str(found) and "out_dtype" in str(found)
+    else:
+        assert found.faults == [] and found.others == () and [kernel.alternatives for kernel in found.kernels] == [0]
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
