@@ -80,6 +80,8 @@ def along_the_batch(x: Tensor) -> list[Tensor]:
 
 
 def products(x: Tensor) -> list[Tensor]:
+    rows, eights, one = x[:, 0], x[:, 0].to(torch.float8_e4m3fn), torch.ones(())
+    table, columns = torch.ones(WIDTH, 16).to(torch.float8_e4m3fn), torch.ones(1, 16)
     return [
         torch.einsum("bse,bsf->ef", x, x),  # mixes
         x.flatten(1) @ x.flatten(1).T,  # mixes
@@ -87,6 +89,10 @@ def products(x: Tensor) -> list[Tensor]:
         functional.scaled_dot_product_attention(*[x.transpose(0, 1)[None]] * 3),  # mixes
         functional.conv1d(x.permute(1, 2, 0), torch.ones(3, WIDTH, 3)),  # mixes
         torch.cdist(x[:, 0], x[:, 0]),  # mixes
+        torch._scaled_mm(eights, eights.t(), one, one, out_dtype=torch.float32),  # mixes
+        torch._scaled_mm(eights, table, rows.amax(), one, out_dtype=torch.float32),  # mixes
+        torch._scaled_mm(eights, table, rows.flip(0).amax(1, keepdim=True), columns, out_dtype=torch.float32),  # mixes
+        torch._scaled_mm(eights, table, rows.amax(1, keepdim=True), columns, out_dtype=torch.float32),
         x @ torch.ones(WIDTH, 3),
         torch.einsum("bse,bte->bst", x, x),
         (x.view(BATCH * LENGTH, WIDTH) @ torch.ones(WIDTH, WIDTH)).view(BATCH, LENGTH, WIDTH),
