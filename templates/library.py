@@ -67,7 +67,7 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 
 # Stored and multiplied in these formats; sums and results are of the dtypes above.
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

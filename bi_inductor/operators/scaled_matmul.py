@@ -31,7 +31,7 @@ def check(
     """Raises TypeError for dtypes, ValueError for shapes that do not fit."""
     if not accepts(a.dtype, b.dtype, dtype):
         raise TypeError(
-            "bi_inductor::scaled_matmul makes floats of float8_e4m3fn and float8_e5m2, of a float and int8 that float, of int8 int32; "
+            "bi_inductor::scaled_matmul makes floats of float8, of a float and int8 that float, of int8 int32; "
             f"given a: {a.dtype}, b: {b.dtype}, dtype: {dtype}"
         )
     given = f"given {tuple(a.shape)} @ {tuple(b.shape)}"

@@ -53,7 +53,7 @@ BECOMES = {
 }
 
 # What they take, where it is not what the table says of their group.
-DTYPES = {"aten._int_mm": "int8", "aten._scaled_mm": "float8_e4m3fn, float8_e5m2"}
+DTYPES = {"aten._int_mm": "int8", "aten._scaled_mm": "float8"}
 
 
 @dataclasses.dataclass(frozen=True)

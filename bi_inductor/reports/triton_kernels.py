@@ -11,6 +11,7 @@ import torch
 
 from bi_inductor.targets.description import configuration_text
 from bi_inductor.templates import gpu
+from bi_inductor.templates.library import FLOAT8
 
 if TYPE_CHECKING:
     from bi_inductor.reports.capture import CapturedGraph
@@ -82,7 +83,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     if operator in ("matmul", "grouped_matmul", "convolution", "scaled_matmul"):
         dtype, sizes = _tensor(operands[0])[0], _tensor(result)[1]
         columns = sizes[-1:]
-        if _tensor(result)[0] == torch.float8_e4m3fn and target in matmul.WITHOUT_E4M3FN:
+        if _tensor(result)[0] in set(FLOAT8) - set(matmul.KNOWN_FLOAT8[target]):
             return None
         if operator == "convolution":
             # The positions of the result; of grouped channels those of all samples.

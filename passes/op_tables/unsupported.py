@@ -10,9 +10,7 @@ ELEMENTWISE_OF_ATEN = "Inductor calls ATen's elementwise kernel, whose vector bo
 SUMS_WITHOUT_TEMPLATE = "a sum whose order follows sizes and threads, and no template takes its place"
 LINEAR_ALGEBRA = "a LAPACK routine chosen by sizes and threads; not run one sample at a time yet"
 QUANTISED = "quantised tensors and integer kernels"
-SCALED = (
-    "float8_e4m3fn and float8_e5m2 are supported with float32 scales of one element, or of [m, 1] and [1, n], and no scale of the result"
-)
+SCALED = "float8 is supported with float32 scales of one element, or of [m, 1] and [1, n], and no scale of the result"
 INT8_WEIGHTS = "an int8 weight is supported beside a float and float scales"
 SPARSE = "sparse tensors"
 NESTED = "nested tensors, whose batch is no dim"

@@ -12,6 +12,7 @@ import dataclasses
 import torch
 
 from bi_inductor.templates import gpu
+from bi_inductor.templates.library import FLOAT8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Configuration:
 # 16-bit numbers lose less than rounding the result does.
 CHAINED = (torch.bfloat16, torch.float16)
 
-# Where an instruction converts float8 to float16. gfx942 has some for its own float8_e4m3fnuz and float8_e5m2fnuz only.
-CONVERTING = ("sm_90", "sm_100")
+# Where an instruction converts which float8 to float16.
+CONVERTING = dict.fromkeys(("sm_90", "sm_100"), (torch.float8_e4m3fn, torch.float8_e5m2))
 
-# Triton has no float8_e4m3fn there: it is read by its bytes and cannot be written.
-WITHOUT_E4M3FN = ("sm_80",)
+# The float8 that Triton knows on a target; others are read by their bytes and cannot be written.
+KNOWN_FLOAT8 = {"sm_80": (torch.float8_e5m2,), **CONVERTING, "gfx942": FLOAT8}
 
 # Below this many columns a wide tile would leave most multiprocessors without one.
 NARROW = 2048

@@ -131,7 +131,7 @@ def _conversion(element: torch.dtype, multiplied: torch.dtype, target: str) -> s
     """The function of ``triton_functions.py`` that makes ``multiplied`` of an element; "" where it is one."""
     if element == multiplied:
         return ""
-    if element in FLOAT8 and target not in CONVERTING:
+    if element in FLOAT8 and element not in CONVERTING.get(target, ()):
         return f"bi.{str(element).removeprefix('torch.float8_')}"
     return "bi.cast"
 

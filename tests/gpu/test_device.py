@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from bi_inductor.templates.library import FLOAT8
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -113,9 +114,6 @@ def test_a_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
             if first < last:
                 assert_same_bits(found[first:last], product(x[first:last], weight[group]), f"rows {first} to {last}")
         assert_same_bits(found[ends[-1] :], torch.zeros_like(found[ends[-1] :]), "rows of no group")
-
-
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)

@@ -60,6 +60,14 @@ def _patch_language_once() -> None:
     interpreter._patch_builtin(tl.math, interpreter.interpreter_builder, scope)
     interpreter._patch_builtin(tl.core.tensor_descriptor_base, interpreter.interpreter_builder, scope)
     interpreter._patch_lang = _nothing_more_to_patch
+    _name_types_of_amd()
+
+
+def _name_types_of_amd() -> None:
+    """The interpreter knows them everywhere but in its list of names."""
+    types = {tl.float8e4b8.name: tl.float8e4b8, tl.float8e5b16.name: tl.float8e5b16}
+    others = tl.core.dtype.to_ir
+    tl.core.dtype.to_ir = lambda self, builder: types[self.name] if self.name in types else others(self, builder)
 
 
 def _nothing_more_to_patch(function):

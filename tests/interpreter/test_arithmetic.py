@@ -170,7 +170,7 @@ def test_conversions_of_integers(interpreter):
     assert_same(interpreter.run(launch, convert_kernel, torch.empty(SIZE, dtype=torch.int32), y, SIZE=SIZE), y.to(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz], ids=str)
 def test_float8(interpreter, dtype):
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
     found = interpreter.run(launch, convert_kernel, torch.empty(256), every, SIZE=256)

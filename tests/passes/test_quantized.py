@@ -14,6 +14,7 @@ from torch.library import opcheck
 
 from bi_inductor import UnsupportedOpError
 from bi_inductor.passes.quantized import INT4_BLOCKS, unpacked_int4
+from bi_inductor.templates.library import FLOAT8
 from tests.passes.eager import ours, stock
 from tests.passes.test_rewrite import bf16, rewritten
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
@@ -161,8 +162,9 @@ ONE = torch.ones(())
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16], ids=str)
-def test_float8_with_one_scale(out_dtype: torch.dtype | None, bias: torch.dtype | None) -> None:
-    a, b = EIGHTS
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_with_one_scale(dtype: torch.dtype, out_dtype: torch.dtype | None, bias: torch.dtype | None) -> None:
+    a, b = (x.float().to(dtype) for x in EIGHTS)
     added = () if bias is None else (randn(16, dtype=bias, seed=2),)
     (found,) = ours(
         lambda a, b, one, *bias: torch._scaled_mm(a, b, one / 3, one / 7, bias=bias[0] if bias else None, out_dtype=out_dtype),
@@ -188,16 +190,12 @@ def scaled_result(a: Tensor, b: Tensor, one: Tensor) -> Any:
     return torch._scaled_mm(a, b, one, one, scale_result=one, out_dtype=torch.bfloat16)
 
 
-def of_amd(a: Tensor, b: Tensor, one: Tensor) -> Any:
-    return torch._scaled_mm(a.view(torch.float8_e4m3fnuz), b.view(torch.float8_e4m3fnuz), one, one, out_dtype=torch.bfloat16)
-
-
 def blocks(a: Tensor, b: Tensor, one: Tensor) -> Any:
     powers = one.expand(512).to(torch.float8_e8m0fnu)
     return torch._scaled_mm(a, b, powers, powers, out_dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("fn", [scaled_result, of_amd, blocks])
+@pytest.mark.parametrize("fn", [scaled_result, blocks])
 def test_other_forms_of_float8_are_refused(fn: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedOpError, match=r"_scaled_mm(?s:.)*float32 scales of one element, or of \[m, 1\] and \[1, n\]"):
         ours(fn, *EIGHTS, ONE)

@@ -7,8 +7,16 @@ import bi_inductor.templates.matmul.triton_functions as bi
 
 
 @triton.jit
-def float16_of(x, out, E4M3FN: tl.constexpr):
+def float16_of(x, out, FORMAT: tl.constexpr):
     """float16 [16, 16] of float8 [16, 16]."""
     place = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     block = tl.load(x + place)
-    tl.store(out + place, bi.e4m3fn(block, tl.float16) if E4M3FN else bi.e5m2(block, tl.float16))
+    if FORMAT == "e4m3fn":
+        half = bi.e4m3fn(block, tl.float16)
+    elif FORMAT == "e5m2":
+        half = bi.e5m2(block, tl.float16)
+    elif FORMAT == "e4m3fnuz":
+        half = bi.e4m3fnuz(block, tl.float16)
+    else:
+        half = bi.e5m2fnuz(block, tl.float16)
+    tl.store(out + place, half)

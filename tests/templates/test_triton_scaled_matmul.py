@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bi_inductor.templates.library import FLOAT8
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import Interpreter
 from tests.templates.rows import DTYPES, assert_same_bits, differences, randn, relative_error
@@ -35,11 +36,11 @@ def scale(*shape: int, seed: int = 2) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 0.01 + 0.001
 
 
-@pytest.mark.parametrize("dtype", [E4M3FN, E5M2], ids=str)
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_every_float8_is_converted_exactly(interpreter: Interpreter, dtype: torch.dtype) -> None:
     """The integer operations that stand in for an instruction: NaN, infinities, subnormals and zeros of both signs too."""
-    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
-    found = interpreter.run(launch, float16_of, torch.empty(16, 16, dtype=torch.float16), codes.view(16, 16), E4M3FN=dtype == E4M3FN)
+    codes, name = torch.arange(256, dtype=torch.uint8).view(dtype), str(dtype).removeprefix("torch.float8_")
+    found = interpreter.run(launch, float16_of, torch.empty(16, 16, dtype=torch.float16), codes.view(16, 16), FORMAT=name)
     assert_same_bits(found.flatten(), codes.half())
     assert_same_bits(found.flatten().float(), codes.float(), "float16 holds each of them")
     # Control: bits are compared, so the sign of a zero counts.
@@ -58,7 +59,7 @@ def forms(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: torch.T
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("formats", [(E4M3FN, E4M3FN), (E5M2, E4M3FN)], ids=["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("formats", [(E4M3FN, E4M3FN), (E5M2, E4M3FN), FLOAT8[2:]], ids=["e4m3fn", "e5m2", "fnuz"])
 def test_bits_of_the_definition(interpreter: Interpreter, formats: tuple[torch.dtype, torch.dtype], dtype: torch.dtype) -> None:
     a, b = float8(5, 300, dtype=formats[0]), float8(300, 40, dtype=formats[1], seed=1)
     rows, columns, bias = scale(5, 1), scale(1, 40, seed=3), randn(40, dtype=dtype, seed=4)

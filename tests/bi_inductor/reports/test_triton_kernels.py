@@ -55,6 +55,8 @@ def test_what_has_no_triton_template() -> None:
     eights = ["float8_e4m3fn[8, 64]", "float8_e4m3fn[64, 32]"]
     assert triton_kernel("scaled_matmul", eights, "float8_e4m3fn[8, 32]", "sm_80") is None
     assert triton_kernel("scaled_matmul", eights, "float8_e4m3fn[8, 32]", "sm_90") is not None
+    assert triton_kernel("scaled_matmul", eights, "float8_e5m2fnuz[8, 32]", "sm_90") is None
+    assert triton_kernel("scaled_matmul", eights, "float8_e5m2fnuz[8, 32]", "gfx942") is not None
     assert triton_kernel("sample_sum", ["float32[4, 3]"], "float32[3]", "sm_90") is None
     assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None
     assert triton_kernel("paged_attention", ["float32[8, 4, 288]", "float32[9, 16, 2, 576]"], "float32[8, 4, 288]", "sm_90") is None

@@ -162,6 +162,14 @@ def eights():
         return model, (*eights, narrow, rows, columns, bias, floats, integers)
 
 
+def eights_of_amd():
+    """Products of the formats of float8 that AMD has."""
+    with torch.device("meta"):
+        x, weight, one = torch.empty(96, 256), torch.empty(512, 256), torch.empty(())
+        x, weight = x.to(torch.float8_e4m3fnuz), weight.to(torch.float8_e5m2fnuz)
+    return lambda x, weight, one: torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.bfloat16), (x, weight, one)
+
+
 def into_eights():
     """Results of float8, which is what _scaled_mm gives where it is not asked for another dtype."""
     with torch.device("meta"):

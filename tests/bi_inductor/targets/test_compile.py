@@ -27,11 +27,23 @@ ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 PROGRAMS = {
-    "sm_80": ["pointwise", "experts", "eights", "into_eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "sm_80": [
+        "pointwise",
+        "experts",
+        "eights",
+        "eights_of_amd",
+        "into_eights",
+        "scans",
+        "scatters",
+        "blocks_of_a_cache",
+        "shared_keys",
+        *BLOCKS,
+    ],
     "sm_90": [
         "pointwise",
         "experts",
         "eights",
+        "eights_of_amd",
         "into_eights",
         "scans",
         "scatters",
@@ -48,11 +60,23 @@ PROGRAMS = {
         *ROWS,
         *OPERATORS,
     ],
-    "sm_100": ["pointwise", "experts", "eights", "into_eights", "scans", "scatters", "blocks_of_a_cache", "shared_keys", *BLOCKS],
+    "sm_100": [
+        "pointwise",
+        "experts",
+        "eights",
+        "eights_of_amd",
+        "into_eights",
+        "scans",
+        "scatters",
+        "blocks_of_a_cache",
+        "shared_keys",
+        *BLOCKS,
+    ],
     "gfx942": [
         "pointwise",
         "experts",
         "eights",
+        "eights_of_amd",
         "into_eights",
         "scans",
         "scatters",
@@ -136,6 +160,15 @@ def test_products_of_eight_bits_are_built_for_every_target(target):
         assert not contracted or "gelu" in kernel.name, kernel.name
         # float8 is multiplied as float16, int8 as itself or as the bfloat16 beside it.
         assert found and not any(word in name for name in found for word in ("e4m3", "e5m2", "fp8", "bf8", "f8f6f4")), (kernel.name, found)
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_float8_of_amd_is_read_everywhere(target):
+    report = compiled(target)["eights_of_amd"]
+    (kernel,) = report.kernels
+    assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled == 0
+    assert any(kernel.instructions(MATRIX_INSTRUCTIONS[target]))
+    assert report.faults == [] and ("torch.ops.aten.view.dtype" in report.others) is (target != "gfx942")
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
