@@ -10,7 +10,7 @@ import torch
 import bi_inductor.templates.cumsum.kernel as cumsum_kernel
 from bi_inductor.operators.definition import check_dtypes, define, normalized_dims, run
 from bi_inductor.templates.operand import Operand
-from bi_inductor.templates.reduction.kernel import KERNEL, arguments
+from bi_inductor.templates.reduction.kernel import KERNEL_OF, arguments
 
 
 def reduced_shape(x: torch.Tensor, dims: list[int], keepdim: bool) -> list[Any]:
@@ -23,7 +23,7 @@ def reduce_cpu(op: str, x: torch.Tensor, dims: list[int], keepdim: bool, correct
     dtype = check_dtypes(op, {"x": x})
     dims = normalized_dims(op, dims, x.dim())
     out = x.new_empty(reduced_shape(x, dims, keepdim))
-    return run(KERNEL, out, dtype, arguments(op, Operand.of(x), dims, correction, Operand.of(out)))
+    return run(KERNEL_OF[op], out, dtype, arguments(op, Operand.of(x), dims, correction, Operand.of(out)))
 
 
 def reduce_fake(op: str, x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:

@@ -245,7 +245,7 @@ void Attention<T>::recompute_row(const Row<T>& row, const A* probability, const 
   for (int64_t column = 0; column < value_dim; column++) {
     A lane[lanes] = {};
     for (int64_t j = 0; j < row.keys; j++)
-      if (!masked(row, j)) lane[j % lanes] = std::fma(probability[j], widen(v_base[j * v_row + column]), lane[j % lanes]);
+      if (!masked(row, j)) lane[j % lanes] = math::fma(probability[j], widen(v_base[j * v_row + column]), lane[j % lanes]);
     for (int half = lanes / 2; half >= 1; half /= 2)
       for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
     narrow((lane[0] + A(0)) / row.denominator, row.out + column);
@@ -311,7 +311,7 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
     row.denominator = all_masked ? A(1) : denominator(p, row.keys);
     if (lse) {
       A* statistic = lse + (b * heads + row.head) * queries + row.query;
-      *statistic = all_masked ? minus_infinity : row.maximum + std::log(row.denominator);
+      *statistic = all_masked ? minus_infinity : row.maximum + math::log(row.denominator);
     }
   }
 

@@ -5,9 +5,6 @@
 // docs/numerics.md section 2 is the definition.
 #pragma once
 
-#include <algorithm>
-#include <memory>
-
 #include "fold.h"
 #include "vector.h"
 
@@ -57,13 +54,20 @@ BI_INLINE void for_each_vector(int64_t n, const Body& body) {
 // Uninitialised memory of the calling thread that grows and is reused; one buffer for each (type, slot).
 template <class T, int slot = 0>
 inline T* scratch(int64_t count) {
-  static thread_local std::unique_ptr<T[]> buffer;
-  static thread_local int64_t capacity = 0;
-  if (count > capacity) {
-    buffer.reset(new T[size_t(count)]);
-    capacity = count;
-  }
-  return buffer.get();
+  struct Buffer {
+    T* data = nullptr;
+    int64_t capacity = 0;
+    ~Buffer() { delete[] data; }
+    void grow(int64_t count) {
+      delete[] data;
+      data = nullptr, capacity = 0;
+      data = new T[size_t(count)];
+      capacity = count;
+    }
+  };
+  static thread_local Buffer buffer;
+  if (count > buffer.capacity) buffer.grow(count);
+  return buffer.data;
 }
 
 // Vectors whose lanes are accumulated at one time: eight registers, enough to hide the latency of an addition and few enough
@@ -79,7 +83,7 @@ BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
   constexpr int64_t block = 32 * sum_lanes;
   const int64_t whole = n - n % sum_lanes;
   for (int64_t begin = 0; begin < whole; begin += block) {
-    const int64_t end = std::min(begin + block, whole);
+    const int64_t end = math::min(begin + block, whole);
     for (int first = 0; first < 16; first += group) {
       Vec<A> accumulator[group];
       for (int j = 0; j < group; j++) accumulator[j] = lanes[first + j];
@@ -211,7 +215,7 @@ constexpr int64_t column_block = 512;
 // step(accumulator, i, c, count) returns the accumulator of columns c..c+8 (`count` of them) with their term i taken in. `result` and
 // `spare` (7 * column_block) are padded to whole vectors.
 template <class A, class Step>
-void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t stride, const Step& step, A* result, A* spare) {
+BI_NOINLINE void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t stride, const Step& step, A* result, A* spare) {
   const Vec<A> zero = Vec<A>::zero();
   if (n <= sum_lanes && lane + 3 * stride < n && lane + 4 * stride >= n) {  // four lanes of one term each
     for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {

@@ -6,11 +6,12 @@
 // docs/numerics.md sections 1, 2 and 5 define what the sums and exp below compute.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+
+#include "math.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
@@ -25,6 +26,12 @@
 #endif
 
 #define BI_INLINE inline __attribute__((always_inline))
+// What runs once for a block of work and not once for a vector: copies of it at each caller would only take longer to compile.
+#if defined(__clang__)
+#define BI_NOINLINE __attribute__((noinline))
+#else
+#define BI_NOINLINE __attribute__((noinline, noclone))
+#endif
 
 namespace bi {
 
@@ -151,6 +158,16 @@ struct Vec<float> {
     const __m256i mask = tail_mask(count);
     return {_mm256_blendv_ps(_mm256_set1_ps(other), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask))};
   }
+#if BI_AVX512
+  static BI_INLINE __mmask8 first(int64_t count) { return __mmask8((1u << count) - 1); }
+  static BI_INLINE Vec load(const BFloat16* p, int64_t count, float other = 0) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(first(count), p));
+    return {_mm256_mask_mov_ps(_mm256_set1_ps(other), first(count), _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)))};
+  }
+  static BI_INLINE Vec load(const Half* p, int64_t count, float other = 0) {
+    return {_mm256_mask_cvtph_ps(_mm256_set1_ps(other), first(count), _mm_maskz_loadu_epi16(first(count), p))};
+  }
+#else
   template <class T>
   static BI_INLINE Vec load(const T* p, int64_t count, float other = 0) {
     T padded[8];
@@ -159,6 +176,7 @@ struct Vec<float> {
     const __m256 mask = _mm256_castsi256_ps(tail_mask(count));
     return {_mm256_blendv_ps(_mm256_set1_ps(other), load(padded).v, mask)};
   }
+#endif
   BI_INLINE void store(float* p) const { _mm256_storeu_ps(p, v); }
   BI_INLINE void store(BFloat16* p) const {
     const __m256i bits = _mm256_castps_si256(v);
@@ -305,10 +323,10 @@ struct Vec {
     return map([&](int i) { return a.v[i] / b.v[i]; });
   }
   friend BI_INLINE Vec fma(Vec a, Vec b, Vec c) {
-    return map([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+    return map([&](int i) { return math::fma(a.v[i], b.v[i], c.v[i]); });
   }
   friend BI_INLINE Vec square_root(Vec a) {
-    return map([&](int i) { return std::sqrt(a.v[i]); });
+    return map([&](int i) { return math::sqrt(a.v[i]); });
   }
   friend BI_INLINE Vec maximum(Vec a, Vec b) {
     return map([&](int i) { return a.v[i] != a.v[i] || a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
@@ -415,13 +433,13 @@ inline float exp_lane(float x) {
   if (x != x) return x;
   if (x < -87.33654f) return 0.0f;
   if (x > 88.37626f) return std::numeric_limits<float>::infinity();
-  const float k = std::nearbyint(x * 1.44269504088896341f);
-  float r = std::fma(k, -0.693359375f, x);
-  r = std::fma(k, 2.12194440e-4f, r);
+  const float k = math::nearbyint(x * 1.44269504088896341f);
+  float r = math::fma(k, -0.693359375f, x);
+  r = math::fma(k, 2.12194440e-4f, r);
   float p = 1.9875691500e-4f;
   for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = std::fma(p, r, c);
-  p = std::fma(p, r * r, r + 1.0f);
+    p = math::fma(p, r, c);
+  p = math::fma(p, r * r, r + 1.0f);
   const int exponent = int(k);
   if (exponent == 128) return p * 0x1p127f * 2.0f;
   return p * float_from_bits(uint32_t(exponent + 127) << 23);
@@ -445,11 +463,11 @@ inline double exp_lane(double x) {
   if (x != x) return x;
   if (x < -708.39) return 0.0;
   if (x > 709.78) return std::numeric_limits<double>::infinity();
-  const double k = std::nearbyint(x * 1.4426950408889634);
-  double r = std::fma(k, -0x1.62e42fefa39efp-1, x);
-  r = std::fma(k, -0x1.abc9e3b39803fp-56, r);
+  const double k = math::nearbyint(x * 1.4426950408889634);
+  double r = math::fma(k, -0x1.62e42fefa39efp-1, x);
+  r = math::fma(k, -0x1.abc9e3b39803fp-56, r);
   double p = coefficient[13];
-  for (int j = 12; j >= 0; j--) p = std::fma(p, r, coefficient[j]);
+  for (int j = 12; j >= 0; j--) p = math::fma(p, r, coefficient[j]);
   const int64_t exponent = int64_t(k);
   if (exponent == 1024) return p * 0x1p1023 * 2.0;
   const uint64_t bits = uint64_t(exponent + 1023) << 52;

@@ -23,22 +23,22 @@ struct ConvolutionBuffers {
 };
 
 // Columns between two epilogues: the results of a region stay in L2, and a last panel that is not full counts little.
-inline int64_t convolution_region_columns(int64_t rows) { return std::max<int64_t>(384, 32768 / rows / 64 * 64); }
+inline int64_t convolution_region_columns(int64_t rows) { return math::max<int64_t>(384, 32768 / rows / 64 * 64); }
 
 // Regions of a batch: pieces of one sample, or several whole samples where one has too few positions.
 struct ConvolutionRegions {
   int64_t batch, positions, pieces, samples, count;  // pieces of a sample; samples of a region
   ConvolutionRegions(int64_t batch, int64_t positions, int64_t columns)
       : batch(batch), positions(positions), pieces((positions + columns - 1) / columns) {
-    const int64_t wanted = std::min(batch, std::max<int64_t>(1, (columns + positions - 1) / positions));
+    const int64_t wanted = math::min(batch, math::max<int64_t>(1, (columns + positions - 1) / positions));
     const int64_t groups = pieces > 1 ? batch : (batch + wanted - 1) / wanted;
     samples = (batch + groups - 1) / groups;
     count = pieces * groups;
   }
   ConvolutionRegion at(int64_t index) const {
     const int64_t begin = index / pieces * samples, piece = index % pieces, blocks = (positions + 15) / 16;
-    return {begin, std::min(batch, begin + samples), blocks * piece / pieces * 16,
-            std::min(positions, blocks * (piece + 1) / pieces * 16)};
+    return {begin, math::min(batch, begin + samples), blocks * piece / pieces * 16,
+            math::min(positions, blocks * (piece + 1) / pieces * 16)};
   }
 };
 
@@ -56,7 +56,7 @@ void convolution(int64_t batch, int64_t groups, int64_t channels, int64_t out_ch
   const int64_t k = channels * shape.kernel_positions(), positions = shape.positions(), all_channels = groups * out_channels;
   if (batch <= 0 || all_channels <= 0 || positions <= 0) return;
   const double cost = double(out_channels) * double(k) / 16 * double(positions) * double(batch) + double(out_channels) * double(k);
-  const int64_t used = std::max<int64_t>(1, std::min<int64_t>(threads, int64_t(double(groups) * cost / 16384)));
+  const int64_t used = math::max<int64_t>(1, math::min<int64_t>(threads, int64_t(double(groups) * cost / 16384)));
   // Threads share a group's samples and positions; where these are few, its output channels.
   const int64_t regions_of_all = ConvolutionRegions(batch, positions, convolution_region_columns(out_channels)).count;
   const bool split_rows = groups < 4 * used && regions_of_all < 4 * used && regions_of_all % used != 0 && out_channels >= 6 * used;
@@ -74,7 +74,7 @@ void convolution(int64_t batch, int64_t groups, int64_t channels, int64_t out_ch
       const int64_t part = task / regions.count, group = part / row_parts;
       if (task == first_task || task % regions.count == 0) {
         const int64_t units = (out_channels + convolution_rows - 1) / convolution_rows, cut = part % row_parts;
-        row0 = units * cut / row_parts * convolution_rows, row1 = std::min(out_channels, units * (cut + 1) / row_parts * convolution_rows);
+        row0 = units * cut / row_parts * convolution_rows, row1 = math::min(out_channels, units * (cut + 1) / row_parts * convolution_rows);
         panels = WeightPanels::of<A>(row1 - row0, k);
         packed = buffers.weight.reserve(convolution_passes<A> * panels.pass);
         pack_weight(panels, weight + (group * out_channels + row0) * k, k, packed);
@@ -91,7 +91,7 @@ void convolution(int64_t batch, int64_t groups, int64_t channels, int64_t out_ch
                          : buffers.sums.reserve((row1 - row0) * columns);
       const int64_t sums_row = in_place ? positions : columns;
       for (int64_t column = 0; column < columns; column += width) {
-        const int64_t count = std::min(width, columns - column);
+        const int64_t count = math::min(width, columns - column);
         pack_patches(input, padded, offsets, shape.kernel_positions(), channels, column, count, convolution_passes<A>, patches_pass,
                      patches);
         multiply_patches(panels, packed, patches, patches_pass, k, partial, sums + column, sums_row, count);

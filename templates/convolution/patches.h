@@ -4,7 +4,6 @@
 // input are zeros (docs/numerics.md section 3).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "../common/vector.h"
@@ -71,7 +70,7 @@ class PaddedInput {
   // How many columns from `column` on lie in one row of the output, at most `most`.
   int64_t run(int64_t column, int64_t most) const {
     const int64_t position = column % region_.positions();
-    return std::min({most, shape_.out[2] - (region_.first + position) % shape_.out[2], region_.positions() - position});
+    return math::min(most, math::min(shape_.out[2] - (region_.first + position) % shape_.out[2], region_.positions() - position));
   }
   // From the first term of an output and channel to those of all kernel positions.
   void offsets_of_kernel(int64_t* offsets) const {
@@ -107,8 +106,8 @@ class PaddedInput {
   void copy_phase(const T* row, int64_t x_channel, int64_t x_stride, int64_t p, A* target) const {
     const int64_t stride = shape_.stride[2], shift = p - shape_.padding[2];
     // The first i inside of the input, and the first one after it.
-    const int64_t begin = row ? std::min(phase_, shift >= 0 ? 0 : (-shift + stride - 1) / stride) : phase_;
-    const int64_t end = std::max(begin, std::min(phase_, (shape_.size[2] - shift + stride - 1) / stride));
+    const int64_t begin = row ? math::min(phase_, shift >= 0 ? 0 : (-shift + stride - 1) / stride) : phase_;
+    const int64_t end = math::max(begin, math::min(phase_, (shape_.size[2] - shift + stride - 1) / stride));
     for (int64_t c = 0; c < channels_; c++, target += channel_) {
       const T* from = row ? row + c * x_channel : nullptr;
       for (int64_t i = 0; i < begin; i++) target[i] = 0;

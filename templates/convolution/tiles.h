@@ -85,7 +85,7 @@ struct WeightPanels {
     return p;
   }
   int64_t size(int64_t index) const { return smaller + (index < larger_count); }
-  int64_t first(int64_t index) const { return index * smaller + std::min(index, larger_count); }
+  int64_t first(int64_t index) const { return index * smaller + math::min(index, larger_count); }
 };
 
 template <class T, class A>
@@ -101,7 +101,7 @@ template <class A>
 inline void multiply_patches(const WeightPanels& panels, const A* weight, const A* patches, int64_t patches_pass, int64_t k, A* partial,
                              A* sums, int64_t sums_row, int64_t columns) {
   for (int64_t begin = 0; begin < panels.count; begin += tiles_together) {
-    const int64_t end = std::min(panels.count, begin + tiles_together);
+    const int64_t end = math::min(panels.count, begin + tiles_together);
     for (int place = 0; place < convolution_passes<A>; place++) {
       const int pass = convolution_pass<A>(place);
       const A* b = patches + pass * patches_pass;

@@ -55,7 +55,7 @@ struct CumulativeLogSumExp {
   template <class C>
   BI_INLINE C operator()(C chain, C x) const {
     if (std::isnan(chain) || std::isnan(x)) return chain + x;
-    const C larger = std::max(chain, x), smaller = std::min(chain, x);
+    const C larger = math::max(chain, x), smaller = math::min(chain, x);
     // Two equal infinities have no difference.
     return larger == smaller && std::isinf(larger) ? larger : larger + std::log1p(std::exp(smaller - larger));
   }
@@ -92,7 +92,7 @@ inline void cumulate_chains(int chains, const int64_t* start, int64_t n, int64_t
   C chain[chains_together];
   for (C& c : chain) c = Step::template start<C>();
   for (int64_t begin = 0; begin < n; begin += chain_chunk) {
-    const int64_t here = std::min(chain_chunk, n - begin);
+    const int64_t here = math::min(chain_chunk, n - begin);
     for (int k = 0; k < chains; k++) {
       const T* source = x + start[k] + begin * inner;
       if (inner == 1)
@@ -133,8 +133,8 @@ void cumulate(int64_t outer, int64_t n, int64_t inner, const T* x, T* out, int t
   constexpr int together = chains_together;
   const int64_t chains = outer * inner, blocks = (chains + together - 1) / together;
   parallel_for(blocks, double(n) * together, threads, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin * together; first < std::min(end * together, chains); first += together) {
-      const int here = int(std::min<int64_t>(together, chains - first));
+    for (int64_t first = begin * together; first < math::min(end * together, chains); first += together) {
+      const int here = int(math::min<int64_t>(together, chains - first));
       int64_t start[together];
       for (int k = 0; k < here; k++) start[k] = (first + k) / inner * n * inner + (first + k) % inner;
       cumulate_chains(here, start, n, inner, x, out, step);

@@ -17,7 +17,7 @@ void embedding_backward(int64_t positions, int64_t width, int64_t rows, int64_t 
   int64_t* end_of = scratch<int64_t, 0>(rows + 1) + 1;
   int64_t* order = scratch<int64_t, 1>(positions);
   const auto counts = [=](int64_t i) { return index[i] >= 0 && index[i] < rows && index[i] != padding_idx; };
-  std::fill(end_of - 1, end_of + rows, int64_t(0));
+  std::memset(end_of - 1, 0, size_t(rows + 1) * sizeof(int64_t));
   for (int64_t i = 0; i < positions; i++)
     if (counts(i)) end_of[index[i]]++;
   int64_t total = 0;
@@ -29,7 +29,7 @@ void embedding_backward(int64_t positions, int64_t width, int64_t rows, int64_t 
   for (int64_t i = 0; i < positions; i++)
     if (counts(i)) order[end_of[index[i]]++] = i;
 
-  const double cost = 0.25 * double(width) * (1 + double(total) / double(std::max<int64_t>(rows, 1)));
+  const double cost = 0.25 * double(width) * (1 + double(total) / double(math::max<int64_t>(rows, 1)));
   parallel_for(rows, cost, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; v++) {
       const int64_t first = end_of[v - 1], last = end_of[v];

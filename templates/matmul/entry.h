@@ -2,7 +2,6 @@
 // section 3: alpha, bias, one rounding).
 #pragma once
 
-#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <type_traits>
@@ -83,16 +82,16 @@ struct MatmulEntry {
     }
   }
 
-  void finish(int64_t m0, int64_t m1, int64_t n0, int64_t n1, const A* sums, int64_t sums_row) const {
+  BI_NOINLINE void finish(int64_t m0, int64_t m1, int64_t n0, int64_t n1, const A* sums, int64_t sums_row) const {
     for (int64_t row = m0; row < m1; row++) finish_row(row, n0, sums + (row - m0) * sums_row, n1 - n0);
     run_epilogue(m0, m1, n0, n1);
   }
 
-  void run_epilogue(int64_t m0, int64_t m1, int64_t n0, int64_t n1) const {
+  BI_NOINLINE void run_epilogue(int64_t m0, int64_t m1, int64_t n0, int64_t n1) const {
     if (!epilogue) return;
     while (m0 < m1) {
       const int64_t entry = m0 / merged_rows, first = m0 - entry * merged_rows;
-      const int64_t last = std::min(merged_rows, first + m1 - m0);
+      const int64_t last = math::min(merged_rows, first + m1 - m0);
       epilogue(epilogue_context, batch + entry, first, last, n0, n1);
       m0 += last - first;
     }
@@ -101,7 +100,7 @@ struct MatmulEntry {
 
 // Copies `count` vectors of length k into rows of the accumulation type, contiguous along K, padded with zeros to target_row.
 template <class T, class A>
-inline void copy_vectors(const T* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k, A* target,
+BI_NOINLINE void copy_vectors(const T* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k, A* target,
                          int64_t target_row) {
   for (int64_t j = 0; j < count; j++) {
     const T* from = source + j * vector_stride;

@@ -61,7 +61,7 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
   // Work in element operations. Small work stays on this thread; threads split the outputs of one entry where the batch alone does not
   // feed them evenly.
   const double cost = double(m) * double(n) * double(k) / 16 + double(k) * double(m + n) / 4 + double(m) * double(n) / 8;
-  const int64_t used = std::max<int64_t>(1, std::min<int64_t>(threads, int64_t(double(batch) * cost / 16384)));
+  const int64_t used = math::max<int64_t>(1, math::min<int64_t>(threads, int64_t(double(batch) * cost / 16384)));
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
   // Whichever cut copies less: every part packs its own rows of A and columns of B.
   const bool panels = schedule == MatmulSchedule::passes || schedule == MatmulSchedule::short_k;
@@ -72,7 +72,7 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
       const MatmulEntry<T> e = entry(task / parts);
       const int64_t part = task % parts, length = split_rows ? m : n, grain = split_rows ? panel_rows<A> : 16;
       const int64_t units = (length + grain - 1) / grain;
-      const int64_t first = units * part / parts * grain, last = std::min(length, units * (part + 1) / parts * grain);
+      const int64_t first = units * part / parts * grain, last = math::min(length, units * (part + 1) / parts * grain);
       if (first >= last) continue;
       const int64_t m0 = split_rows ? first : 0, m1 = split_rows ? last : m;
       const int64_t n0 = split_rows ? 0 : first, n1 = split_rows ? n : last;

@@ -111,13 +111,40 @@ inline void lanes_of_columns(int64_t rows, const A* a, int64_t a_row, const T* b
   }
 }
 
+// The rows against fewer columns than a tile has.
 template <class T, class A>
-inline void multiply_lanes_group(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k, A* sums,
-                                 int64_t sums_row) {
-  if (columns == lanes_columns<A>) return lanes_of_columns<lanes_columns<A>>(rows, a, a_row, b, b_column, k, sums, sums_row);
+BI_NOINLINE void lanes_of_few_columns(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k,
+                                      A* sums, int64_t sums_row) {
   for (int64_t j = 0; j < columns; j++)
     for (int64_t i = 0; i < rows; i++)
       lanes_tile<1, 1, false>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row);
+}
+
+template <class T, class A>
+inline void multiply_lanes_group(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k, A* sums,
+                                 int64_t sums_row) {
+  if (columns == lanes_columns<A>)
+    lanes_of_columns<lanes_columns<A>>(rows, a, a_row, b, b_column, k, sums, sums_row);
+  else
+    lanes_of_few_columns(rows, a, a_row, b, b_column, columns, k, sums, sums_row);
+}
+
+// strip_pass for any number of rows and fewer than sixteen columns.
+template <class T, class A>
+BI_NOINLINE void strip_pass_of_few(int rows, const A* a, int64_t a_row, const T* b, int64_t b_row, int64_t k, int64_t columns, A* lanes,
+                                   int64_t lanes_lane, int64_t lanes_row) {
+  for (int64_t l = 0; l < matmul_lanes && l < k; l++) {
+    for (int64_t n = 0; n < columns; n += 8) {
+      const int64_t count = columns - n < 8 ? columns - n : 8;
+      for (int i = 0; i < rows; i++) {
+        A* lane = lanes + l * lanes_lane + i * lanes_row + n;
+        Vec<A> accumulator = Vec<A>::load(lane);
+        for (int64_t p = l; p < k; p += matmul_lanes)
+          accumulator = fma(Vec<A>::fill(a[i * a_row + p]), Vec<A>::load(b + p * b_row + n, count), accumulator);
+        accumulator.store(lane);
+      }
+    }
+  }
 }
 
 // One block of K for a strip of columns: lane[l][i][n] continues its chain over k = l, l + 16, ... of the block.
@@ -127,8 +154,7 @@ BI_INLINE void strip_pass(const A* a, int64_t a_row, const T* b, int64_t b_row, 
                           int64_t lanes_lane, int64_t lanes_row) {
   for (int64_t l = 0; l < matmul_lanes && l < k; l++) {
     A* lane = lanes + l * lanes_lane;
-    int64_t n = 0;
-    for (; n + 16 <= columns; n += 16) {
+    for (int64_t n = 0; n + 16 <= columns; n += 16) {
       Sixteen<A> accumulator[rows];
 #pragma GCC unroll 4
       for (int i = 0; i < rows; i++) accumulator[i] = Sixteen<A>::load(lane + i * lanes_row + n);
@@ -144,16 +170,9 @@ BI_INLINE void strip_pass(const A* a, int64_t a_row, const T* b, int64_t b_row, 
 #pragma GCC unroll 4
       for (int i = 0; i < rows; i++) accumulator[i].store(lane + i * lanes_row + n);
     }
-    for (; n < columns; n += 8) {
-      const int64_t count = columns - n < 8 ? columns - n : 8;
-      for (int i = 0; i < rows; i++) {
-        Vec<A> accumulator = Vec<A>::load(lane + i * lanes_row + n);
-        for (int64_t p = l; p < k; p += matmul_lanes)
-          accumulator = fma(Vec<A>::fill(a[i * a_row + p]), Vec<A>::load(b + p * b_row + n, count), accumulator);
-        accumulator.store(lane + i * lanes_row + n);
-      }
-    }
   }
+  const int64_t whole = columns / 16 * 16;
+  if (whole < columns) strip_pass_of_few(rows, a, a_row, b + whole, b_row, k, columns - whole, lanes + whole, lanes_lane, lanes_row);
 }
 
 }  // namespace bi

@@ -25,15 +25,15 @@ inline void multiply_lanes(const MatmulEntry<T>& e, bool few_are_rows, int64_t b
   // Converting (or gathering) a group of long vectors pays once several short ones use it.
   const bool copy_group = long_k != 1 || (!std::is_same<T, A>::value && few > 4);
   A* copied = copy_group ? buffers.columns.reserve(group * padded + 1) : nullptr;
-  const int64_t region = std::max<int64_t>(64, 8192 / few);
+  const int64_t region = math::max<int64_t>(64, 8192 / few);
   const bool in_place = few_are_rows && e.stores_sums_in_out();
   A* scratch = in_place ? nullptr : buffers.sums.reserve(few * (region + 1));
   for (int64_t n0 = begin; n0 < end; n0 += region) {
-    const int64_t n1 = std::min(end, n0 + region);
+    const int64_t n1 = math::min(end, n0 + region);
     A* sums = in_place ? reinterpret_cast<A*>(e.out) + n0 : scratch;
     const int64_t sums_row = in_place ? e.out_row : region;
     for (int64_t n = n0; n < n1; n += group) {
-      const int64_t columns = std::min(group, n1 - n);
+      const int64_t columns = math::min(group, n1 - n);
       const T* vectors = long_side + n * long_stride;
       if (copy_group) {
         copy_vectors(vectors, long_stride, long_k, columns, e.k, copied, padded);
@@ -60,7 +60,7 @@ template <class T>
 inline void multiply_strips(const MatmulEntry<T>& e, int64_t begin, int64_t end) {
   using A = accumulator_t<T>;
   constexpr int64_t block = 8 * matmul_lanes;  // a lane's accumulators stay in registers for this many rows of B
-  const int64_t padded = lane_steps(e.k) * matmul_lanes, strip = std::max<int64_t>(64, 2048 / e.m / 16 * 16);
+  const int64_t padded = lane_steps(e.k) * matmul_lanes, strip = math::max<int64_t>(64, 2048 / e.m / 16 * 16);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   A* packed = buffers.rows.reserve(e.m * padded + 1);
   copy_vectors(e.a, e.a_row, e.a_col, e.m, e.k, packed, padded);
@@ -68,11 +68,11 @@ inline void multiply_strips(const MatmulEntry<T>& e, int64_t begin, int64_t end)
   A* sums = buffers.sums.reserve(e.m * strip);
   const int64_t lanes_lane = strip, lanes_row = matmul_lanes * strip;
   for (int64_t n0 = begin; n0 < end; n0 += strip) {
-    const int64_t columns = std::min(strip, end - n0);
-    std::fill(lanes, lanes + e.m * lanes_row, A(0));
+    const int64_t columns = math::min(strip, end - n0);
+    for (int64_t i = 0; i < e.m * lanes_row; i++) lanes[i] = A(0);
     for (int64_t p = 0; p < e.k; p += block) {
       const T* b = e.b + p * e.b_row + n0;
-      const int64_t depth = std::min(block, e.k - p);
+      const int64_t depth = math::min(block, e.k - p);
       int64_t i = 0;
       for (; i + 4 <= e.m; i += 4)
         strip_pass<4>(packed + i * padded + p, padded, b, e.b_row, depth, columns, lanes + i * lanes_row, lanes_lane, lanes_row);
@@ -101,11 +101,11 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
   // A long K is cut into blocks and carries its lanes from block to block. Several panels then share a block of the rows, which stays in
   // L2 meanwhile; a shorter K needs no more than few enough rows.
   const bool long_k = e.k > 6144;
-  const int64_t depth = long_k ? 1024 : std::max<int64_t>(e.k, 1), depth_blocks = std::max<int64_t>(1, (e.k + depth - 1) / depth);
-  const int64_t most_rows = long_k ? 128 : std::min<int64_t>(384, 524288 / depth), group = (long_k ? 4 : 1) * width;
+  const int64_t depth = long_k ? 1024 : math::max<int64_t>(e.k, 1), depth_blocks = math::max<int64_t>(1, (e.k + depth - 1) / depth);
+  const int64_t most_rows = long_k ? 128 : math::min<int64_t>(384, 524288 / depth), group = (long_k ? 4 : 1) * width;
   const int64_t row_blocks = (m1 - m0 + most_rows - 1) / most_rows, block_rows = (m1 - m0 + row_blocks - 1) / row_blocks;
   // Columns between two epilogues: the results of a region stay in L2.
-  const int64_t region = std::max<int64_t>(64, 32768 / block_rows / 64 * 64);
+  const int64_t region = math::max<int64_t>(64, 32768 / block_rows / 64 * 64);
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   const int64_t panel_elements = matmul_lanes * lane_stride(width, lane_steps(depth));
   const int64_t partial_elements = tiles_together * fold_levels * partial_tile<A>;
@@ -114,21 +114,21 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
   A *b_panel = partial + partial_elements, *carried = b_panel + panel_elements;
   A* scratch = e.stores_sums_in_out() ? nullptr : buffers.sums.reserve(block_rows * region);
   for (int64_t m = m0; m < m1; m += block_rows) {
-    const int64_t block_end = std::min(m1, m + block_rows);
+    const int64_t block_end = math::min(m1, m + block_rows);
     const RowPanels<A> rows(block_end - m, e.k);
     A* packed = buffers.rows.reserve(rows.elements());
     pack_rows(rows, e.a + m * e.a_row, e.a_row, e.a_col, e.k, packed);
     for (int64_t c = n0; c < n1; c += region) {
-      const int64_t region_end = std::min(n1, c + region);
+      const int64_t region_end = math::min(n1, c + region);
       A* sums = e.stores_sums_in_out() ? reinterpret_cast<A*>(e.out) + m * e.out_row + c : scratch;
       const int64_t sums_row = e.stores_sums_in_out() ? e.out_row : region;
       for (int64_t g = c; g < region_end; g += group) {
-        const int64_t group_end = std::min(region_end, g + group);
+        const int64_t group_end = math::min(region_end, g + group);
         for (int64_t d = 0; d < depth_blocks; d++) {
-          const int64_t k0 = d * depth, k1 = std::min(e.k, k0 + depth);
+          const int64_t k0 = d * depth, k1 = math::min(e.k, k0 + depth);
           const DepthBlock block{k0 / matmul_lanes, lane_steps(k1 - k0), d == 0, d == depth_blocks - 1};
           for (int64_t n = g; n < group_end; n += width) {
-            const int64_t columns = std::min(width, group_end - n);
+            const int64_t columns = math::min(width, group_end - n);
             pack_columns(e.b + k0 * e.b_row + n * e.b_col, e.b_row, e.b_col, columns, k1 - k0, b_panel);
             // What is packed next: the group's next panel, its next block of K, or the next group.
             int64_t next_n = n + columns, next_k = k0;
@@ -138,8 +138,8 @@ inline void multiply_passes(const MatmulEntry<T>& e, int64_t m0, int64_t m1, int
             }
             Prefetch next;
             if (next_n < n1)
-              next = Prefetch(e.b + next_k * e.b_row + next_n * e.b_col, e.b_row, e.b_col, std::min(width, n1 - next_n),
-                              std::min(depth, e.k - next_k));
+              next = Prefetch(e.b + next_k * e.b_row + next_n * e.b_col, e.b_row, e.b_col, math::min(width, n1 - next_n),
+                              math::min(depth, e.k - next_k));
             multiply_panel(rows, packed, b_panel, block, carried + (n - g) / width * carried_elements, partial, sums + n - c, sums_row,
                            columns, next);
           }
@@ -164,14 +164,14 @@ inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, in
   A* scratch = same_type ? nullptr : buffers.sums.reserve(region_rows * region_columns);
   A* copied = buffers.rows.reserve(region_rows * padded + 1);
   for (int64_t c = n0; c < n1; c += region_columns) {
-    const int64_t region_end = std::min(n1, c + region_columns);
+    const int64_t region_end = math::min(n1, c + region_columns);
     const bool direct = same_type && e.b_col == 1 && (m1 - m0 <= 8 || e.k * (region_end - c) <= 4096);
     for (int64_t n = c; n < region_end; n += width)
       if (!direct || n + width > region_end)
-        pack_columns(e.b + n * e.b_col, e.b_row, e.b_col, std::min(width, region_end - n), e.k,
+        pack_columns(e.b + n * e.b_col, e.b_row, e.b_col, math::min(width, region_end - n), e.k,
                      panels + (n - c) / width * panel_elements);
     for (int64_t m = m0; m < m1; m += region_rows) {
-      const int64_t block_end = std::min(m1, m + region_rows);
+      const int64_t block_end = math::min(m1, m + region_rows);
       const A* a = reinterpret_cast<const A*>(e.a + m * e.a_row);
       int64_t a_row = e.a_row, a_col = e.a_col;
       if (!same_type && (a_row != 1 || a_col == 1)) {
@@ -185,14 +185,14 @@ inline void multiply_short_k(const MatmulEntry<T>& e, int64_t m0, int64_t m1, in
       A* sums = same_type ? reinterpret_cast<A*>(e.out) + m * e.out_row + c : scratch;
       const int64_t sums_row = same_type ? e.out_row : region_columns;
       for (int64_t row = 0; row < block_end - m; row += short_k_rows) {
-        const int64_t rows = std::min<int64_t>(short_k_rows, block_end - m - row);
+        const int64_t rows = math::min<int64_t>(short_k_rows, block_end - m - row);
         for (int64_t n = c; n < region_end; n += width) {
           if (direct && n + width <= region_end)
             multiply_short_k_tile(rows, a + row * a_row, a_row, a_col, reinterpret_cast<const A*>(e.b) + n, e.b_row,
                                   matmul_lanes * e.b_row, e.k, sums + row * sums_row + n - c, sums_row, width);
           else
             multiply_short_k_tile(rows, a + row * a_row, a_row, a_col, panels + (n - c) / width * panel_elements, panel_lane, width,
-                                  e.k, sums + row * sums_row + n - c, sums_row, std::min(width, region_end - n));
+                                  e.k, sums + row * sums_row + n - c, sums_row, math::min(width, region_end - n));
         }
       }
       e.finish(m, block_end, c, region_end, sums, sums_row);

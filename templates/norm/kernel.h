@@ -20,7 +20,7 @@ template <class A, class T>
 BI_INLINE Moments<A> row_moments(bool centered, int64_t n, A eps, const T* x) {
   const A mean = centered ? sum_row<A>(n, x) / A(n) : A(0);
   const A squares = sum_squares_row(n, x, mean);
-  return {mean, A(1) / std::sqrt(squares / A(n) + eps)};
+  return {mean, A(1) / math::sqrt(squares / A(n) + eps)};
 }
 
 // row_moments of `count` <= rows_together rows.
@@ -99,7 +99,7 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
   parallel_for(rows, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     const int64_t group = n > longest_together ? 1 : rows_together;
     for (int64_t first = begin; first < end; first += group) {
-      const int64_t count = std::min(group, end - first);
+      const int64_t count = math::min(group, end - first);
       const T* row = x + first * x_row;
       A mean[rows_together], rstd[rows_together];
       detail::moments_of_rows(kind == 0, count, n, A(eps), row, x_row, mean, rstd);

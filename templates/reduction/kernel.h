@@ -9,8 +9,6 @@
 
 namespace bi {
 
-enum class Reduction : int64_t { sum = 0, mean = 1, prod = 2, var = 3, std = 4 };
-
 namespace reduction {
 
 constexpr int max_dims = 64;
@@ -65,24 +63,20 @@ struct VarianceAccumulator<float> {
   using type = double;
 };
 
-// What a sum, or the sum of squares for var and std, becomes.
+// What the sums become: sum and mean of the terms, var and std of their squared deviations.
 template <class A>
 struct Finish {
-  Reduction op;
   A n, divisor;
+  bool divides, takes_root;
 
-  Finish(Reduction op, int64_t count, double correction) : op(op), n(A(count)), divisor(A(count) - A(correction)) {
-    if (divisor < A(0)) divisor = A(0);
-  }
-  bool is_variance() const { return op == Reduction::var || op == Reduction::std; }
   // Finishes `count` totals in place and rounds them to out.
-  template <class T>
-  void write(int64_t count, A* total, T* out, int64_t out_stride) const {
-    const A denominator = is_variance() ? divisor : n;
-    if (op != Reduction::sum)
+  template <bool squares, class T>
+  BI_INLINE void write(int64_t count, A* total, T* out, int64_t out_stride) const {
+    const A denominator = divisor;
+    if (divides)
       for (int64_t i = 0; i < count; i++) total[i] = total[i] / denominator;
-    if (op == Reduction::std)
-      for (int64_t i = 0; i < count; i++) total[i] = std::sqrt(total[i]);
+    if (squares && takes_root)
+      for (int64_t i = 0; i < count; i++) total[i] = math::sqrt(total[i]);
     round(count, total, out, out_stride);
   }
 };
@@ -96,11 +90,12 @@ inline void gather(const Dims& dims, const T* x, int64_t begin, int64_t end, A* 
   }
   const int64_t inner = dims.size[dims.count - 1], stride = dims.stride[dims.count - 1];
   while (begin < end) {
-    const int64_t run = std::min(inner - begin % inner, end - begin);
+    const int64_t run = math::min(inner - begin % inner, end - begin);
     const T* source = x + dims.offset(begin);
     if (stride == 1)
       for_each_vector(run, [&](int64_t i, auto count) { store(load<A>(source + i, count), buffer + i, count); });
     else
+#pragma GCC unroll 4
       for (int64_t i = 0; i < run; i++) buffer[i] = widen(source[i * stride]);
     begin += run;
     buffer += run;
@@ -113,7 +108,7 @@ constexpr int64_t gather_block = 16 * sum_lanes;
 template <class T, class A, class Step>
 inline void for_each_block(const Dims& dims, const T* x, A* buffer, const Step& step) {
   for (int64_t begin = 0; begin < dims.numel; begin += gather_block) {
-    const int64_t end = std::min(begin + gather_block, dims.numel);
+    const int64_t end = math::min(begin + gather_block, dims.numel);
     gather(dims, x, begin, end, buffer);
     step(end - begin);
   }
@@ -162,17 +157,18 @@ inline A gathered_product(const Dims& dims, const T* x, A* buffer) {
 }
 
 // Reduces up to column_block columns that lie next to each other in x.
-template <class T, class A>
-inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out, T* mean_out,
+template <bool squares, class T, class A>
+inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out,
                            int64_t out_stride) {
-  A total[column_block], mean[column_block];
+  A total[column_block];
   column_sums(
       n, columns,
       [=](Vec<A> accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
         return accumulator + load<A>(x + offset[i] + c, count);
       },
       total);
-  if (finish.is_variance()) {
+  if constexpr (squares) {
+    A mean[column_block];
     for (int64_t c = 0; c < columns; c++) mean[c] = total[c] / finish.n;
     column_sums(
         n, columns,
@@ -181,41 +177,44 @@ inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* of
           return fma(deviation, deviation, accumulator);
         },
         total);
-    if (mean_out) round(columns, mean, mean_out, out_stride);
   }
-  finish.write(columns, total, out, out_stride);
+  finish.template write<squares>(columns, total, out, out_stride);
 }
 
-// The schedules: rows, columns, anything else. A is what is accumulated in.
-template <class T, class A>
-void reduce_as(const Finish<A>& finish, const Dims& outer, const Dims& reduced, const T* x, T* out, T* mean_out, int64_t threads) {
-  const int64_t outputs = outer.numel, n = reduced.numel;
-  const bool sums = finish.op != Reduction::prod;
-  const double cost = double(n) * (finish.is_variance() ? 0.25 : 0.125);
+// Reduces `rows` <= rows_together contiguous rows. Rows that are read twice stay in L1 in between.
+template <bool squares, class T, class A>
+BI_INLINE void reduce_rows(const Finish<A>& finish, int64_t rows, int64_t n, const T* const* row, T* out) {
+  A total[rows_together];
+  if constexpr (squares) {
+    if (n > longest_together) {
+      for (int64_t r = 0; r < rows; r++) total[r] = sum_squares_row(n, row[r], sum_row<A>(n, row[r]) / finish.n);
+      return finish.template write<squares>(rows, total, out, 1);
+    }
+  }
+  lane_sums<A, sum_accumulators<A>>(rows, n, [&](int64_t r) { return sum_step<A>(row[r]); }).store(total);
+  if constexpr (squares) {
+    A mean[rows_together];
+    for (int64_t r = 0; r < rows; r++) mean[r] = total[r] / finish.n;
+    lane_sums<A>(rows, n, [&](int64_t r) { return sum_squares_step(row[r], mean[r]); }).store(total);
+  }
+  finish.template write<squares>(rows, total, out, 1);
+}
 
-  if (sums && reduced.count == 1 && reduced.stride[0] == 1) {
+// Sums, or with `squares` sums of squared deviations from the mean. The schedules: rows, columns, anything else. A is what is accumulated
+// in.
+template <bool squares, class T, class A>
+void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, const T* x, T* out, int64_t threads) {
+  const int64_t outputs = outer.numel, n = reduced.numel;
+  if (outputs == 0) return;
+  const double cost = double(n) * (squares ? 0.25 : 0.125);
+
+  if (reduced.count == 1 && reduced.stride[0] == 1) {
     parallel_for(outputs, cost, int(threads), [&](int64_t begin, int64_t end) {
-      // Rows that are read twice stay in L1 in between.
-      const bool together = !finish.is_variance() || n <= longest_together;
-      const int64_t group = together ? rows_together : 1;
-      for (int64_t o = begin; o < end; o += group) {
-        const int64_t rows = std::min(group, end - o);
+      for (int64_t o = begin; o < end; o += rows_together) {
+        const int64_t rows = math::min(rows_together, end - o);
         const T* row[rows_together];
         for (int64_t r = 0; r < rows; r++) row[r] = x + outer.offset(o + r);
-        A total[rows_together], mean[rows_together];
-        if (together)
-          lane_sums<A, sum_accumulators<A>>(rows, n, [&](int64_t r) { return sum_step<A>(row[r]); }).store(total);
-        else
-          total[0] = sum_row<A>(n, row[0]);
-        if (finish.is_variance()) {
-          for (int64_t r = 0; r < rows; r++) mean[r] = total[r] / finish.n;
-          if (mean_out) round(rows, mean, mean_out + o, 1);
-          if (together)
-            lane_sums<A>(rows, n, [&](int64_t r) { return sum_squares_step(row[r], mean[r]); }).store(total);
-          else
-            total[0] = sum_squares_row(n, row[0], mean[0]);
-        }
-        finish.write(rows, total, out + o, 1);
+        reduce_rows<squares>(finish, rows, n, row, out + o);
       }
     });
     return;
@@ -224,20 +223,20 @@ void reduce_as(const Finish<A>& finish, const Dims& outer, const Dims& reduced, 
   int contiguous = -1;  // the outer dim along which outputs are columns next to each other in memory
   for (int d = 0; d < outer.count; d++)
     if (outer.stride[d] == 1 && outer.size[d] >= 8) contiguous = d;
-  if (sums && n > 0 && contiguous >= 0) {
+  if (n > 0 && contiguous >= 0) {
     int64_t* offset = scratch<int64_t>(n);
     for (int64_t i = 0; i < n; i++) offset[i] = reduced.offset(i);
     int64_t out_stride = 1;
     for (int d = contiguous + 1; d < outer.count; d++) out_stride *= outer.size[d];
     const int64_t columns = outer.size[contiguous], blocks = (columns + column_block - 1) / column_block;
-    parallel_for(outputs / columns * blocks, 2 * cost * double(std::min(columns, column_block)), int(threads),
+    parallel_for(outputs / columns * blocks, 2 * cost * double(math::min(columns, column_block)), int(threads),
                  [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit++) {
         // `other` numbers the outputs of all outer dims but the contiguous one.
         const int64_t other = unit / blocks, first = unit % blocks * column_block;
         const int64_t index = other / out_stride * out_stride * columns + other % out_stride, target = index + first * out_stride;
-        reduce_columns(finish, n, offset, x + outer.offset(index) + first, std::min(column_block, columns - first), out + target,
-                       mean_out ? mean_out + target : nullptr, out_stride);
+        reduce_columns<squares>(finish, n, offset, x + outer.offset(index) + first, math::min(column_block, columns - first), out + target,
+                                out_stride);
       }
     });
     return;
@@ -247,40 +246,50 @@ void reduce_as(const Finish<A>& finish, const Dims& outer, const Dims& reduced, 
     A* buffer = scratch<A>(gather_block);
     for (int64_t o = begin; o < end; o++) {
       const T* source = x + outer.offset(o);
-      if (!sums) {
-        narrow(gathered_product(reduced, source, buffer), out + o);
-        continue;
-      }
       A total = gathered_sum(reduced, source, buffer);
-      if (finish.is_variance()) {
-        const A mean = total / finish.n;
-        if (mean_out) narrow(mean, mean_out + o);
-        total = gathered_squares(reduced, source, mean, buffer);
-      }
-      finish.write(1, &total, out + o, 1);
+      if constexpr (squares) total = gathered_squares(reduced, source, total / finish.n, buffer);
+      finish.template write<squares>(1, &total, out + o, 1);
     }
   });
 }
 
 }  // namespace reduction
 
-// x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in their order.
-// mean_out may be null; for var and std it receives the rounded mean.
+// Of all reductions: x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in
+// their order. Each is a kernel of its own, so that a model compiles those it calls.
+
+// sum, or mean where `mean` is not 0.
 template <class T>
-void reduce(int64_t op, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
-            int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, T* mean_out,
-            int64_t threads) {
+void reduce_sum(int64_t mean, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride, int64_t reduced_dims,
+                const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, int64_t threads) {
   using namespace reduction;
+  using A = accumulator_t<T>;
   const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
-  if (outer.numel == 0) return;
-  const auto run = [&](auto accumulator) {
-    using A = decltype(accumulator);
-    reduce_as<T, A>(Finish<A>(Reduction(op), reduced.numel, correction), outer, reduced, x, out, mean_out, threads);
-  };
-  if (Reduction(op) == Reduction::var || Reduction(op) == Reduction::std)
-    run(typename VarianceAccumulator<T>::type());
-  else
-    run(accumulator_t<T>());
+  reduce<false, T>(Finish<A>{A(reduced.numel), A(reduced.numel), mean != 0, false}, outer, reduced, x, out, threads);
+}
+
+// var, or std where `root` is not 0.
+template <class T>
+void reduce_var(int64_t root, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
+                int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, int64_t threads) {
+  using namespace reduction;
+  using A = typename VarianceAccumulator<T>::type;
+  const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
+  const A n = A(reduced.numel), divisor = math::max(n - A(correction), A(0));
+  reduce<true, T>(Finish<A>{n, divisor, true, root != 0}, outer, reduced, x, out, threads);
+}
+
+// prod, whatever the strides: no model spends time here.
+template <class T>
+void reduce_prod(int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride, int64_t reduced_dims,
+                 const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, int64_t threads) {
+  using namespace reduction;
+  using A = accumulator_t<T>;
+  const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
+  parallel_for(outer.numel, double(reduced.numel), int(threads), [&](int64_t begin, int64_t end) {
+    A* buffer = scratch<A>(gather_block);
+    for (int64_t o = begin; o < end; o++) narrow(gathered_product(reduced, x + outer.offset(o), buffer), out + o);
+  });
 }
 
 }  // namespace bi

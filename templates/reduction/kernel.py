@@ -1,41 +1,38 @@
-"""The reduction kernel: its parameters, and how operands become arguments (docs/numerics.md section 4)."""
+"""The reduction kernels: their parameters, and how operands become arguments (docs/numerics.md section 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from bi_inductor.templates.library import Parameter, register_kernel
+from bi_inductor.templates.library import Kernel, Parameter, register_kernel
 from bi_inductor.templates.operand import Operand
 
-KERNEL = register_kernel(
-    "reduction",
-    "reduce",
-    {
-        "op": Parameter.SIZE,
-        "correction": Parameter.NUMBER,
-        "outer_dims": Parameter.SIZE,
-        "outer_size": Parameter.SIZES,
-        "outer_stride": Parameter.SIZES,
-        "reduced_dims": Parameter.SIZE,
-        "reduced_size": Parameter.SIZES,
-        "reduced_stride": Parameter.SIZES,
-        "x": Parameter.INPUT,
-        "out": Parameter.OUTPUT,
-        "mean_out": Parameter.OUTPUT,
-        "threads": Parameter.SIZE,
-    },
-)
+_DIMS = {
+    "outer_dims": Parameter.SIZE,
+    "outer_size": Parameter.SIZES,
+    "outer_stride": Parameter.SIZES,
+    "reduced_dims": Parameter.SIZE,
+    "reduced_size": Parameter.SIZES,
+    "reduced_stride": Parameter.SIZES,
+    "x": Parameter.INPUT,
+    "out": Parameter.OUTPUT,
+    "threads": Parameter.SIZE,
+}
 
-# The numbers of bi::Reduction in kernel.h.
-REDUCTIONS = {"sum": 0, "mean": 1, "prod": 2, "var": 3, "std": 4}
+SUM = register_kernel("reduction", "reduce_sum", {"mean": Parameter.SIZE, **_DIMS})
+VAR = register_kernel("reduction", "reduce_var", {"root": Parameter.SIZE, "correction": Parameter.NUMBER, **_DIMS})
+PROD = register_kernel("reduction", "reduce_prod", _DIMS)
+
+KERNEL_OF: dict[str, Kernel] = {"sum": SUM, "mean": SUM, "var": VAR, "std": VAR, "prod": PROD}
 
 
 def arguments(op: str, x: Operand, dims: Sequence[int], correction: float, out: Operand) -> dict[str, Any]:
-    """Arguments for reducing the ascending ``dims`` of ``x`` into the contiguous ``out``."""
+    """Arguments of KERNEL_OF[op] for reducing the ascending ``dims`` of ``x`` into the contiguous ``out``."""
     outer = [i for i in range(len(x.size)) if i not in dims]
     return {
-        "op": REDUCTIONS[op],
+        "mean": int(op == "mean"),
+        "root": int(op == "std"),
         "correction": correction,
         "outer_dims": len(outer),
         "outer_size": [x.size[i] for i in outer],
@@ -45,5 +42,4 @@ def arguments(op: str, x: Operand, dims: Sequence[int], correction: float, out: 
         "reduced_stride": [x.stride[i] for i in dims],
         "x": x.pointer,
         "out": out.pointer,
-        "mean_out": None,
     }

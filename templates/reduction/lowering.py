@@ -10,7 +10,7 @@ from torch._inductor.lowering import register_lowering
 
 from bi_inductor.templates.cpp_template import lower, on_triton
 from bi_inductor.templates.reduction import triton_lowering
-from bi_inductor.templates.reduction.kernel import KERNEL, arguments
+from bi_inductor.templates.reduction.kernel import KERNEL_OF, arguments
 
 
 def _lower(op: str, x: TensorBox, dims: Sequence[int], keepdim: bool, correction: float) -> TensorBox:
@@ -19,7 +19,7 @@ def _lower(op: str, x: TensorBox, dims: Sequence[int], keepdim: bool, correction
     size = [1 if i in reduced else n for i, n in enumerate(x.get_size()) if keepdim or i not in reduced]
     if on_triton(x.get_device()):
         return triton_lowering.reduce(op, x, reduced, size, correction)
-    return lower(KERNEL, x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out))
+    return lower(KERNEL_OF[op], x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out))
 
 
 def _register(op: str) -> Callable[..., TensorBox]:

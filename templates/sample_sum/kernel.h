@@ -34,7 +34,7 @@ void sample_sum(int64_t samples, int64_t n, const T* x, T* out, int64_t threads)
   parallel_for(vectors, double(samples), int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; v++) {
       const int64_t first = 8 * v;
-      for_each_vector(std::min<int64_t>(8, n - first), [&](int64_t j, auto count) {
+      for_each_vector(math::min<int64_t>(8, n - first), [&](int64_t j, auto count) {
         // whole[k] is the sum of 2^k samples wherever bit k of the number of samples so far is set.
         Vec<A> whole[64];
         for (int64_t i = 0; i < samples; i++) {

@@ -46,10 +46,10 @@ void scatter(int64_t reduce, int64_t include_self, int64_t outer, int64_t rows, 
   // A thread owns whole columns of an outer entry, so that every chain is its own.
   constexpr int64_t width = 64;
   const int64_t blocks = (columns + width - 1) / width;
-  const double cost = double(rows + 2 * count) * double(std::min(columns, width));
+  const double cost = double(rows + 2 * count) * double(math::min(columns, width));
   parallel_for(outer * blocks, cost, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
-      const int64_t o = task / blocks, first = task % blocks * width, used = std::min(width, columns - first);
+      const int64_t o = task / blocks, first = task % blocks * width, used = math::min(width, columns - first);
       const T* from = src + o * count * columns + first;
       const int64_t* at = index + o * index_outer + first * index_column;
       const T* before = self + o * rows * columns + first;
@@ -73,7 +73,8 @@ void scatter(int64_t reduce, int64_t include_self, int64_t outer, int64_t rows, 
         }
       } else {
         int64_t* terms = counts ? scratch<int64_t, 3>(rows * width) : nullptr;
-        if (counts) std::fill(terms, terms + rows * width, int64_t(include_self ? 1 : 0));
+        if (counts)
+          for (int64_t i = 0; i < rows * width; i++) terms[i] = include_self ? 1 : 0;
         for (int64_t j = 0; j < count; j++)
           for (int64_t c = 0; c < used; c++) {
             const int64_t place = at[j * index_row + c * index_column] * width + c;

@@ -61,7 +61,7 @@ inline void softmax_of_short_rows(bool log, int64_t count, int64_t n, const T* x
   lane_sums<A, sum_accumulators<A>>(count, padded, [=](int64_t r) { return sum_step<A>(exponentials + r * padded); }).store(sum);
   for (int64_t r = 0; r < count; r++) {
     if (log) {
-      const Vec<A> m = Vec<A>::fill(maximum[r]), log_sum = Vec<A>::fill(std::log(sum[r]));
+      const Vec<A> m = Vec<A>::fill(maximum[r]), log_sum = Vec<A>::fill(math::log(sum[r]));
       for_each_vector(n, [=](int64_t i, auto lanes) __attribute__((always_inline)) {
         store((load<A>(x + r * x_row + i, lanes) - m) - log_sum, out + r * n + i, lanes);
       });
@@ -83,7 +83,7 @@ void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T*
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
     if (n <= detail::longest_softmax_together) {
       for (int64_t r = begin; r < end; r += rows_together)
-        detail::softmax_of_short_rows(log != 0, std::min(rows_together, end - r), n, x + r * x_row, x_row, out + r * n);
+        detail::softmax_of_short_rows(log != 0, math::min(rows_together, end - r), n, x + r * x_row, x_row, out + r * n);
       return;
     }
     A* exponentials = log ? nullptr : scratch<A>(n + 7);
@@ -96,7 +96,7 @@ void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T*
         const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
           return accumulator + first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
         });
-        const Vec<A> log_sum = Vec<A>::fill(std::log(s));
+        const Vec<A> log_sum = Vec<A>::fill(math::log(s));
         for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
           store((load<A>(row + i, count) - maximum) - log_sum, result + i, count);
         });
