@@ -1,7 +1,8 @@
-"""Compiles the pointwise kernels and epilogues of a graph several to a C++ source.
+"""Compiles the kernels of a graph several to a C++ source: pointwise kernels and epilogues, and calls of the library by themselves.
 
 Inductor gives each kernel a source of its own and g++ spends most of its time on such a source reading Inductor's header; templates add
-epilogues, so their graphs have more kernels than stock. Together they share that cost. Flags and kernels stay as Inductor wrote them.
+epilogues, so their graphs have more kernels than stock. Together they share that cost. Flags and kernels stay as Inductor wrote them. Calls
+of the library's kernels need no header of Inductor's, not even the precompiled one, which takes longer to read than all of them to compile.
 
 Inductor internals, checked in torch 2.13.0 to 2.15.0: AsyncCompile (cpp_pybinding, submit, wait), CppPythonBindingsCodeCache (load_async,
 entry_function, the environment variable that hands it the address of the function which reads a tensor's pointer), get_compile_threads.
@@ -9,18 +10,35 @@ entry_function, the environment variable that hands it the address of the functi
 
 from __future__ import annotations
 
+import concurrent.futures
+import ctypes
 import re
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads, kernel_code_log
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import clear_on_fresh_cache
 
-# So many share one source: a few cores still compile in parallel, and the number follows neither the machine nor the batch.
+from bi_inductor.templates import library
+
+Item = TypeVar("Item")
+
+# At most so many share one source: a few cores still compile in parallel, and the number follows neither the machine nor the batch.
 KERNELS_PER_SOURCE = 6
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
+
+# What a call of a library kernel needs of it: such code only passes pointers on.
+OPAQUE_ELEMENTS = """\
+#include <cstdint>
+#include <limits>
+namespace at {
+struct BFloat16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+}  // namespace at
+"""
 
 # The definition that Inductor gives every kernel for Python.
 DEFINITION = re.compile(r'(extern "C"\s+void\s+)kernel(\s*\()')
@@ -29,11 +47,20 @@ BINDING_PRELUDE = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cstdlib>
-#include <stdexcept>
+#include <exception>
+#include <type_traits>
 
 namespace {
 
 void* (*tensor_pointer)(PyObject*);
+
+// Thrown where Python's error is set already.
+struct PythonError {};
+
+[[noreturn]] void fail(const char* message) {
+  PyErr_SetString(PyExc_RuntimeError, message);
+  throw PythonError();
+}
 
 template <typename T>
 T argument(PyObject* arguments, Py_ssize_t i) {
@@ -42,11 +69,11 @@ T argument(PyObject* arguments, Py_ssize_t i) {
     return static_cast<T>(tensor_pointer(given));
   } else if constexpr (std::is_floating_point_v<T>) {
     const double value = PyFloat_AsDouble(given);
-    if (value == -1.0 && PyErr_Occurred()) throw std::runtime_error("a kernel of a compiled graph expected a float");
+    if (value == -1.0 && PyErr_Occurred()) fail("a kernel of a compiled graph expected a float");
     return static_cast<T>(value);
   } else {
     const Py_ssize_t value = PyLong_AsSsize_t(given);
-    if (value == -1 && PyErr_Occurred()) throw std::runtime_error("a kernel of a compiled graph expected an int");
+    if (value == -1 && PyErr_Occurred()) fail("a kernel of a compiled graph expected an int");
     return static_cast<T>(value);
   }
 }
@@ -55,9 +82,10 @@ template <typename Call>
 PyObject* guarded(PyObject* arguments, Py_ssize_t count, Call call) {
   try {
     if (!PyTuple_CheckExact(arguments) || PyTuple_GET_SIZE(arguments) != count)
-      throw std::runtime_error("a kernel of a compiled graph got another number of arguments");
+      fail("a kernel of a compiled graph got another number of arguments");
     call();
     Py_RETURN_NONE;
+  } catch (PythonError) {
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {
@@ -89,20 +117,25 @@ PyMODINIT_FUNC PyInit_bundle() {
 
 
 class GeneratedKernel(NamedTuple):
-    """A kernel as Inductor wrote it: the C types of its arguments, the headers it includes, and its C++."""
+    """A kernel as Inductor wrote it: the C types of its arguments, the headers it includes, and its C++. ``header``: Inductor's is one."""
 
     argument_types: Sequence[str]
     includes: Sequence[str]
     body: str
+    header: bool
 
     @classmethod
     def parse(cls, argument_types: Sequence[str], source: str) -> GeneratedKernel | None:
-        """None for a source that defines anything but one kernel with Inductor's header: those names could meet in one source."""
-        lines = source.strip().splitlines()
+        """None for a source that defines anything but one kernel with Inductor's header, or as one call of the library: those names
+        could meet in one source.
+        """
+        source = source.strip()
+        call = source.startswith(OPAQUE_ELEMENTS)
+        lines = source.removeprefix(OPAQUE_ELEMENTS).splitlines()
         includes = [line.strip() for line in lines if line.lstrip().startswith("#include")]
         body = "\n".join(line for line in lines if not line.lstrip().startswith("#include")).strip()
-        alone = HEADER not in includes or not body.startswith('extern "C"') or len(DEFINITION.findall(body)) != 1
-        return None if alone else cls(argument_types, includes, body)
+        alone = call == (HEADER in includes) or not body.startswith('extern "C"') or len(DEFINITION.findall(body)) != 1
+        return None if alone else cls(argument_types, includes, body, not call)
 
 
 class Placeholder:
@@ -122,11 +155,28 @@ class BundleCodeCache(CppPythonBindingsCodeCache):
         BundleCodeCache.cache.clear()
 
 
+@clear_on_fresh_cache
+class CallCodeCache(BundleCodeCache):
+    """Modules with several calls of the library, compiled without Inductor's precompiled header."""
+
+    cache: dict[str, Callable[[], Any]] = {}  # noqa: RUF012  # as the base declares it
+
+    @staticmethod
+    def cache_clear() -> None:
+        CallCodeCache.cache.clear()
+
+    @classmethod
+    def _get_uncompiled_header(cls, device: str) -> str | None:
+        return None
+
+
 def bundle_source(kernels: Sequence[GeneratedKernel]) -> str:
-    """One C++ source with every kernel under the name ``kernel_<i>`` and a Python module of the same names."""
-    includes: dict[str, None] = {HEADER: None}
+    """One C++ source with every kernel under the name ``kernel_<i>`` and a Python module of the same names. All have Inductor's header, or
+    none has it.
+    """
+    includes: dict[str, None] = dict.fromkeys([HEADER] if kernels[0].header else OPAQUE_ELEMENTS.splitlines())
     bodies, functions, methods = [], [], []
-    for i, (types, needed, body) in enumerate(kernels):
+    for i, (types, needed, body, _) in enumerate(kernels):
         includes.update((line, None) for line in needed)
         bodies.append(DEFINITION.sub(rf"\1kernel_{i}\2", body))
         arguments = ", ".join(f"argument<{ctype.removeprefix('const ')}>(arguments, {n})" for n, ctype in enumerate(types))
@@ -140,15 +190,26 @@ def bundle_source(kernels: Sequence[GeneratedKernel]) -> str:
     return "\n".join([*includes, *bodies, BINDING_PRELUDE, *functions, "", table, BINDING_MODULE])
 
 
-class BundledCompile(AsyncCompile):
-    """AsyncCompile of a generated module that compiles its kernels several at a time.
+# Libraries that the generated module now being executed on a thread needs.
+_required = threading.local()
 
-    A kernel without Inductor's header compiles alone: it is a call of the library, the same for many graphs.
+
+def require(function: str, dtype_name: str, symbol: str) -> None:
+    """Called by a generated module, before it makes its BundledCompile, for each library kernel that it calls: starts to build it.
+
+    Raises:
+        CompilerError: the graph was compiled for another version of the kernel.
     """
+    vars(_required).setdefault("libraries", []).append(library.start_for_graph(function, dtype_name, symbol))
+
+
+class BundledCompile(AsyncCompile):
+    """AsyncCompile of a generated module that compiles its kernels several at a time, while the libraries that they call are built."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: dict[Placeholder, GeneratedKernel] = {}
+        self._libraries: list[concurrent.futures.Future[ctypes.CDLL]] = vars(_required).pop("libraries", [])
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
         """Called by the generated module for each kernel."""
@@ -161,13 +222,25 @@ class BundledCompile(AsyncCompile):
         return placeholder
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Called by the generated module after its last kernel: puts the functions in place of the placeholders."""
+        """Called by the generated module after its last kernel: puts the functions in place of the placeholders.
+
+        Raises:
+            CompilerError: no C++ compiler, or it failed on a library.
+        """
         # As torch's: with one compile thread everything happens in this process, one after the other.
         submit = self.submit if get_compile_threads() > 1 else None
-        waiting = list(self._waiting.items())
-        groups = [waiting[i : i + KERNELS_PER_SOURCE] for i in range(0, len(waiting), KERNELS_PER_SOURCE)]
-        sources = [bundle_source([kernel for _, kernel in group]) for group in groups]
-        modules = [BundleCodeCache.load_async(source, "cpu", submit_fn=submit) for source in sources]
+        calls = [item for item in self._waiting.items() if not item[1].header]
+        others = [item for item in self._waiting.items() if item[1].header]
+        groups = [*in_groups(others, KERNELS_PER_SOURCE), *in_groups(calls, len(calls))]
+        modules = [
+            (BundleCodeCache if group[0][1].header else CallCodeCache).load_async(
+                bundle_source([kernel for _, kernel in group]), "cpu", submit_fn=submit
+            )
+            for group in groups
+        ]
+        # Before any module that refers to their symbols is loaded.
+        for built in self._libraries:
+            built.result()
         super().wait(scope)
         functions = {
             placeholder: getattr(module(), f"kernel_{i}")
@@ -178,3 +251,9 @@ class BundledCompile(AsyncCompile):
             if isinstance(value, Placeholder):
                 scope[name] = functions[value]
         self._waiting.clear()
+
+
+def in_groups(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+    """``items`` in order, in as few groups of at most ``most`` as there can be, about as many in each."""
+    count = -(-len(items) // most) if items else 0
+    return [items[len(items) * i // count : len(items) * (i + 1) // count] for i in range(count)]

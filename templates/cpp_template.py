@@ -22,23 +22,12 @@ from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
 from bi_inductor.errors import UnsupportedOpError
+from bi_inductor.templates.bundle import OPAQUE_ELEMENTS
 from bi_inductor.templates.library import DTYPES, Kernel, Parameter, start_loading
 from bi_inductor.templates.operand import Address, Operand
 
 # From the operands by parameter name (None for an absent one) and the output.
 Arguments = Callable[[dict[str, Any], Operand], dict[str, Any]]
-
-# The generated code only passes these pointers on, so it does without torch's headers, which take longer to compile than the call.
-OPAQUE_ELEMENTS = """\
-#include <cstdint>
-#include <type_traits>
-#include <limits>
-#include <stdexcept>
-namespace at {
-struct BFloat16 { uint16_t bits; };
-struct Half { uint16_t bits; };
-}  // namespace at
-"""
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,15 +142,15 @@ class KernelTemplate(CppTemplate):
         return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand, number=numbers.argument))
 
     def load_library(self) -> None:
-        """Makes the generated module load the library before its kernels. A graph in C++ has the kernels' sources instead."""
+        """Makes the generated module build and load the library before its kernels. A graph in C++ has the kernels' sources instead."""
         if V.graph.cpp_wrapper:
             return
         symbol = self.library_kernel.symbol(self.kernel_dtype)
         # Inductor's generated module writes `async_compile = AsyncCompile()` after its imports.
         V.graph.wrapper_code.add_import_once("from bi_inductor.templates.bundle import BundledCompile as AsyncCompile")
-        V.graph.wrapper_code.add_import_once("import bi_inductor.templates.library")
+        V.graph.wrapper_code.add_import_once("import bi_inductor.templates.bundle")
         V.graph.wrapper_code.add_import_once(
-            f"bi_inductor.templates.library.load_for_graph({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
+            f"bi_inductor.templates.bundle.require({self.library_kernel.name!r}, {DTYPES[self.kernel_dtype].name!r}, {symbol!r})"
         )
 
     def function(self, header: str, signature: str, body: Sequence[str]) -> str:

@@ -220,8 +220,8 @@ def load(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
     return start_loading(kernel, dtype).result()
 
 
-def load_for_graph(function: str, dtype_name: str, symbol: str) -> None:
-    """Called by the generated code of a compiled graph before its kernels are loaded, also when it comes from a cache.
+def start_for_graph(function: str, dtype_name: str, symbol: str) -> concurrent.futures.Future[ctypes.CDLL]:
+    """start_loading of a kernel for the generated code of a compiled graph, also when it comes from a cache.
 
     Raises:
         CompilerError: the graph was compiled for another version of the kernel.
@@ -237,7 +237,7 @@ def load_for_graph(function: str, dtype_name: str, symbol: str) -> None:
             f"a compiled graph needs {symbol}, but this version of bi_inductor has {present}. "
             "Compile the model again (the saved artifact belongs to another version)."
         )
-    load(kernel, dtype)
+    return start_loading(kernel, dtype)
 
 
 def call(kernel: Kernel, dtype: torch.dtype, arguments: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import bi_inductor
 from bi_inductor import passes, templates
-from bi_inductor.templates.library import KERNELS, load_for_graph
+from bi_inductor.templates.library import KERNELS, start_for_graph
 
 # One worker: the tests share what their fixtures build.
 pytestmark = pytest.mark.xdist_group("cache")
@@ -216,8 +216,8 @@ def test_an_edited_source_misses(kind, package, first):
 def test_a_graph_of_another_version_is_refused():
     templates.register_kernels()
     symbol = KERNELS["softmax"].symbol(torch.float32)
-    load_for_graph("softmax", "float32", symbol)
+    start_for_graph("softmax", "float32", symbol).result()
     for function, other in (("softmax", "bi_softmax_float32_000000000000"), ("gone", "bi_gone_float32_000000000000")):
         message = f"needs {other}, but this version of bi_inductor has (.|\n)*Compile the model again"
         with pytest.raises(bi_inductor.CompilerError, match=message):
-            load_for_graph(function, "float32", other)
+            start_for_graph(function, "float32", other)

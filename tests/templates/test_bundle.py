@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from bi_inductor.templates.bundle import HEADER, KERNELS_PER_SOURCE, BundleCodeCache, GeneratedKernel, bundle_source
+from bi_inductor.templates.bundle import (
+    HEADER,
+    KERNELS_PER_SOURCE,
+    OPAQUE_ELEMENTS,
+    BundleCodeCache,
+    CallCodeCache,
+    GeneratedKernel,
+    bundle_source,
+    in_groups,
+)
 
 INT = "const int64_t"
 
@@ -54,6 +63,26 @@ def test_errors_reach_python(module):
 )
 def test_other_sources_stay_alone(source):
     assert GeneratedKernel.parse(TYPES, source) is None
+
+
+def test_calls_of_the_library_are_compiled_without_inductors_header():
+    call = GeneratedKernel.parse(TYPES, DOUBLE.replace(HEADER, OPAQUE_ELEMENTS))
+    assert call is not None and not call.header
+    source = bundle_source([call, call])
+    assert HEADER not in source and source.count("struct BFloat16") == 1
+    bundles, calls = len(BundleCodeCache.cache), len(CallCodeCache.cache)
+    x, weight = torch.linspace(-3, 3, 24).view(4, 6), torch.linspace(-1, 2, 36).view(6, 6)
+    compiled = torch.compile(lambda x: torch.softmax(x @ weight, -1).sum(-1) * 2 + 1, backend="batch_invariant")
+    expected = torch.ops.bi_inductor.sum(torch.ops.bi_inductor.softmax(torch.ops.bi_inductor.matmul(x, weight), 1), [1]) * 2 + 1
+    assert torch.equal(compiled(x), expected)
+    assert (len(BundleCodeCache.cache) - bundles, len(CallCodeCache.cache) - calls) == (1, 1)
+
+
+@pytest.mark.parametrize(("items", "most", "sizes"), [(0, 6, []), (6, 6, [6]), (7, 6, [3, 4]), (13, 6, [4, 4, 5])])
+def test_groups_are_of_about_one_size(items, most, sizes):
+    groups = in_groups(list(range(items)), most)
+    assert [len(group) for group in groups] == sizes
+    assert [item for group in groups for item in group] == list(range(items))
 
 
 @pytest.mark.parametrize("compile_threads", [1, 2])

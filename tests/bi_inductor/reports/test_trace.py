@@ -51,7 +51,7 @@ def test_forward_and_backward_have_a_folder_each_and_no_cache_empties_a_trace(tm
     )
     assert "bi_inductor.sum.default" in (tmp_path / "0000_forward" / "3_rewrite.txt").read_text()
     assert "+ %2 = bi_inductor.sum.default(%1, [-1], False)" in (tmp_path / "0000_forward" / "3_rewrite.diff").read_text()
-    assert "load_for_graph('reduce_sum', 'float32'" in (tmp_path / "0000_forward" / "generated_code.py").read_text()
+    assert "bundle.require('reduce_sum', 'float32'" in (tmp_path / "0000_forward" / "generated_code.py").read_text()
     report = json.loads((tmp_path / "0000_forward" / "report.json").read_text())
     assert [graph.name for graph in Explanation.from_json(report).graphs] == ["forward"]
 
