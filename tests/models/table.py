@@ -45,13 +45,14 @@ also with NaN in all other samples. Samples of text have different lengths and a
   a dash where more padding is another input by the model's meaning. Not on the right of gpt_oss, whose bits it changes: the sinks stand
   behind the last key ([numerics.md](numerics.md), section 8)
 - static: rows that differ with a graph for each batch size
-- distance: of the compiled values from eager's, at most, relative to the largest of their output
+- distance: of the compiled values from eager's, at most, relative to the largest of their output, with one graph for every batch size
 
 An empty cell was not run. Not in the list are architectures that Dynamo splits where they read numbers out of tensors (deberta, jetmoe,
 led, clipseg, vilt, llava, paligemma): what lies between the parts runs in eager.
 
-A model passes when no row differs, values are eager's up to {distant:g} of the largest, Dynamo does not split it, nothing is reported as
-random, opaque or mixing samples, NaN in the neighbours reaches no sample, and no op runs one sample at a time ({fallbacks}).
+A model passes when no row differs, values are eager's up to {distant:g} of the largest (distance), Dynamo does not split it, nothing is
+reported as random, opaque or mixing samples, NaN in the neighbours reaches no sample, and no op runs one sample at a time
+({fallbacks}).
 """
 
 
@@ -125,7 +126,7 @@ def _cells(architecture: Architecture, dynamic: Examination | None, static: Exam
     rewritten = sum(result.classes.get(OpClass.REWRITTEN.value, 0) for result in found) or ""
     eager = f"{found[0].eager_different}/{found[0].eager_rows}" if found else ""
     differ = ["" if result is None else "error" if result.error else f"{result.different}/{result.rows}" for result in (dynamic, static)]
-    distance = f"{max(result.distance for result in found):.0e}" if found else ""
+    distance = f"{dynamic.distance:.0e}" if dynamic else ""
     sides = ", ".join(architecture.padding) or "-"
     return [architecture.name, architecture.model, calls, rewritten, eager, differ[0], sides, differ[1], distance]
 
