@@ -43,7 +43,19 @@ class Requests:
 
 
 def attend(q: torch.Tensor, cache: torch.Tensor, requests: Requests, scale: float, window: int, out: torch.Tensor) -> torch.Tensor:
-    """``paged_attention`` into ``out`` [tokens, heads, head_dim], contiguous, of q's dtype, for requests checked for this cache."""
+    """``paged_attention`` into ``out`` [tokens, heads, head_dim], contiguous, for requests that were checked for this cache.
+
+    Raises:
+        ValueError, TypeError: shapes or dtypes that do not fit.
+    """
+    check_operands(q, cache, requests.table, requests.starts, requests.lengths, window)
+    check_dtypes("paged_attention", {"q": q, "out": out})
+    if out.shape != q.shape or not out.is_contiguous():
+        raise ValueError(f"bi_inductor::paged_attention: out is contiguous and of q's shape {tuple(q.shape)}; given {tuple(out.shape)}")
+    return _run(q, cache, requests, scale, window, out)
+
+
+def _run(q: torch.Tensor, cache: torch.Tensor, requests: Requests, scale: float, window: int, out: torch.Tensor) -> torch.Tensor:
     operands = (q if q.stride(-1) == 1 else q.contiguous(), cache.contiguous(), requests.table, requests.starts, requests.lengths)
     q_operand, cache_operand, table, starts, lengths = map(Operand.of, operands)
     return run(KERNEL, out, q.dtype, arguments(q_operand, cache_operand, table, starts, lengths, scale, window, Operand.of(out)))
@@ -73,7 +85,7 @@ def paged_attention_cpu(
         ValueError, TypeError: shapes or dtypes that do not fit, a block outside of the cache, a request with more queries than keys.
     """
     out = paged_attention_fake(q, cache, table, starts, lengths, scale, window)
-    return attend(q, cache, Requests.checked(table, starts, lengths, q.shape[0], *cache.shape[:2]), scale, window, out)
+    return _run(q, cache, Requests.checked(table, starts, lengths, q.shape[0], *cache.shape[:2]), scale, window, out)
 
 
 def _check_requests(requests: Requests, tokens: int, blocks: int, block_size: int) -> None:
@@ -98,15 +110,10 @@ def _check_requests(requests: Requests, tokens: int, blocks: int, block_size: in
         )
 
 
-def paged_attention_fake(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    table: torch.Tensor,
-    starts: torch.Tensor,
-    lengths: torch.Tensor,
-    scale: float,
-    window: int = 0,
-) -> torch.Tensor:
+def check_operands(
+    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, window: int
+) -> None:
+    """Raises ValueError or TypeError for shapes or dtypes that do not fit."""
     check_dtypes("paged_attention", {"q": q, "cache": cache})
     shapes = {"q": q, "cache": cache, "table": table, "starts": starts, "lengths": lengths}
     given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
@@ -120,6 +127,18 @@ def paged_attention_fake(
     )
     if window < 0:
         raise ValueError(f"bi_inductor::paged_attention: window must be 0 (none) or positive; given {window}")
+
+
+def paged_attention_fake(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    check_operands(q, cache, table, starts, lengths, window)
     return q.new_empty(q.shape)
 
 

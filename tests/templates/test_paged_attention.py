@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bi_inductor.operators import paged_attention
 from bi_inductor.operators.paged_attention import paged_attention_cpu
 from tests.templates.rows import differences, randn
 
@@ -112,3 +113,21 @@ def test_bad_arguments(change: dict[str, object], message: str) -> None:
     arguments = dict(zip(names, Requests(torch.float32).arguments([1]), strict=True)) | {"scale": SCALE} | change
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
         paged_attention_cpu(**arguments)  # type: ignore[arg-type]  # a change may be of any type
+
+
+def test_attention_into_a_tensor() -> None:
+    q, cache, table, starts, lengths = Requests(torch.float32).arguments([1, 2])
+    requests = paged_attention.Requests.checked(table, starts, lengths, q.shape[0], *cache.shape[:2])
+    expected = paged_attention_cpu(q, cache, table, starts, lengths, SCALE)
+    out = torch.empty_like(expected)
+    assert differences(paged_attention.attend(q, cache, requests, SCALE, 0, out), expected) == 0
+    wrong = {
+        "one dtype": out.double(),
+        "of q's shape": out[1:],
+        "is contiguous": torch.empty(*out.shape[:2], 2 * HEAD_DIM)[..., :HEAD_DIM],
+    }
+    for message, other in wrong.items():
+        with pytest.raises((ValueError, TypeError), match=message):
+            paged_attention.attend(q, cache, requests, SCALE, 0, other)
+    with pytest.raises(RuntimeError, match="heads do not divide"):
+        paged_attention.attend(q[:, :5], cache, requests, SCALE, 0, out[:, :5].contiguous())
