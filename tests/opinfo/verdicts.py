@@ -224,11 +224,12 @@ def check_bits(cases: Sequence[Case], size: int = 16) -> None:
                 compiled = Group(group)
                 for case, what in compiled.check():
                     case.verdict, case.note = Verdict.VARIES, what
-            for case, results in zip(group, compiled.whole, strict=True):
-                if what := difference(case.entry, case.sample.spec, case.leaves, results):
-                    case.verdict, case.note = Verdict.DIFFERS, what
         except Exception as error:
             if len(group) == 1:
                 group[0].verdict, group[0].note = Verdict.NOT_CAPTURED, first_line(error)
             else:
                 check_bits(group, (len(group) + 1) // 2 if len(group) > 2 else 1)
+        else:
+            for case, results in zip(group, compiled.whole, strict=True):
+                if what := difference(case.entry, case.sample.spec, case.leaves, results):
+                    case.verdict, case.note = Verdict.DIFFERS, what

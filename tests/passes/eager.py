@@ -42,5 +42,5 @@ def with_gradients(out: Any, leaves: Sequence[Tensor]) -> list[Tensor]:
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     if not inputs:
         return results
-    gradients = torch.autograd.grad(results[0].double().square().sum(), inputs, allow_unused=True)
-    return [result.detach() for result in results] + [g for g in gradients if g is not None]
+    gradients = torch.autograd.grad(results[0].double().square().sum(), inputs, materialize_grads=True)
+    return [result.detach() for result in results] + list(gradients)
