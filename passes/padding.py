@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bi_inductor.passes.resizing import summed_at
 from bi_inductor.templates.library import DTYPES, accumulation_dtype
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Seque
     for i in reversed(range(len(padding) // 2)):
         dim = x.dim() - 1 - i
         held = (torch.arange(out.shape[dim], device=grad.device) - padding[2 * i]).clamp(0, x.shape[dim] - 1)
-        out = out.new_zeros([*out.shape[:dim], x.shape[dim], *out.shape[dim + 1 :]]).index_add(dim, held, out)
+        out = summed_at(out, dim, x.shape[dim], held)
     return out.to(grad.dtype)
 
 

@@ -63,11 +63,16 @@ def _resized(x: torch.Tensor, dim: int, place: torch.Tensor, weight: torch.Tenso
     return result
 
 
+def summed_at(values: torch.Tensor, dim: int, size: Any, places: torch.Tensor) -> torch.Tensor:
+    """Along ``dim``, which becomes of ``size``: at each place the sum, in order, of the ``values`` that go there, from +0."""
+    zeros = values.new_zeros([*values.shape[:dim], size, *values.shape[dim + 1 :]])
+    return zeros.index_add(dim, places, values)
+
+
 def _spread(grad: torch.Tensor, dim: int, size: Any, place: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """What each element of the input gets from the outputs that read it, in their order."""
     parts = grad.unsqueeze(dim + 1) * weight.reshape([*place.shape, *[1] * (grad.dim() - dim - 1)])
-    zeros = grad.new_zeros([*grad.shape[:dim], size, *grad.shape[dim + 1 :]])
-    return zeros.index_add(dim, place.flatten(), parts.flatten(dim, dim + 1))
+    return summed_at(parts.flatten(dim, dim + 1), dim, size, place.flatten())
 
 
 def _antialiased(filter: Filter) -> Callable[..., Any]:

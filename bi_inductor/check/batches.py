@@ -142,6 +142,10 @@ class Function:
                 leaves += self._gradients(leaves, differentiable, run)
         return [OutputRows(leaf.name, leaf.value.detach().movedim(leaf.dim, 0)) for leaf in leaves]
 
+    def alone(self, sample: int, kind: str = "alone") -> list[torch.Tensor]:
+        """The outputs for one sample in a batch of its own, without the batch dim."""
+        return [output.value[0] for output in self(Run(kind, (sample,), (0,)))]
+
     def _batched_outputs(self, outputs: Any, batch_size: int) -> list[Leaf]:
         flat = pytree.tree_flatten_with_path(outputs)[0]
         for path, value in flat:

@@ -190,7 +190,7 @@ def check(
                 function = Function(call, source, out_batch_dim, grad, seed, cotangents, notes, report)
                 if not reference:
                     for sample in range(source.samples):
-                        reference[sample] = [rows.value[0] for rows in function(Run("alone", (sample,), (0,)))]
+                        reference[sample] = function.alone(sample)
                     if eager:
                         uncompiled = dataclasses.replace(function, call=fn)
                         distance = distance_from_eager(uncompiled, source.samples, reference)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .batches import Function, Run
+from .batches import Function
 
 
 def distance_from_eager(uncompiled: Function, samples: int, reference: Mapping[int, list[torch.Tensor]]) -> float:
@@ -16,7 +16,7 @@ def distance_from_eager(uncompiled: Function, samples: int, reference: Mapping[i
     infinity and the other does not, or where a number that is no floating-point number differs.
     """
     distances = [0.0]
-    eager = [[output.value[0] for output in uncompiled(Run("eager", (sample,), (0,)))] for sample in range(samples)]
+    eager = [uncompiled.alone(sample, "eager") for sample in range(samples)]
     for number in range(len(eager[0])):
         expected = torch.stack([outputs[number] for outputs in eager])
         distances.append(_distance(torch.stack([reference[sample][number] for sample in range(samples)]), expected))
@@ -28,10 +28,10 @@ def _distance(given: torch.Tensor, expected: torch.Tensor) -> float:
         return 0.0 if torch.equal(given, expected) else float("inf")
     wide = torch.complex128 if expected.is_complex() else torch.float64
     given, expected = given.to(wide), expected.to(wide)
-    finite = expected.isfinite()
     same = (given == expected) | (given.isnan() & expected.isnan())
+    if bool(same.all()):
+        return 0.0
+    finite = expected.isfinite()
     if not bool((same | (finite & given.isfinite())).all()):
         return float("inf")
-    difference = torch.where(same, 0, given - expected).abs()
-    largest = torch.where(finite, expected, 0).abs().max() if expected.numel() else torch.ones(())
-    return float(difference.max() / largest) if expected.numel() and bool(difference.any()) else 0.0
+    return float(torch.where(same, 0, given - expected).abs().max() / torch.where(finite, expected, 0).abs().max())
