@@ -11,7 +11,7 @@ namespace bi {
 
 // Five ways to the same bits; sizes and strides choose one, for speed only.
 enum class MatmulSchedule {
-  few_rows,     // vectors along K, B read once without a copy                 (lanes.h)
+  lanes,        // vectors along K, B read where it lies                       (lanes.h)
   few_columns,  // the same with the factors' parts exchanged
   strips,       // few rows, B contiguous along N: sixteen lanes of a strip    (lanes.h)
   short_k,      // two lanes a pass, A in place                                (panels.h)
@@ -20,13 +20,12 @@ enum class MatmulSchedule {
 
 template <class T>
 inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a_col, int64_t b_row, int64_t b_col) {
-  // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. Sixteen bits are widened while B is
-  // copied either way, so that panels pay sooner.
-  constexpr int64_t rows_in_l2 = std::is_same<T, float>::value ? 64 : 32, elements_in_l2 = std::is_same<T, float>::value ? 196608 : 131072;
-  const bool few_rows =
-      m <= 8 || (m <= (BI_AVX512 ? 64 : 32) && m * k <= 49152) || (BI_AVX512 && m <= rows_in_l2 && m * k <= elements_in_l2);
+  // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. The widest tile, of four rows by six
+  // columns of floats, beats the panels with any number of rows.
+  constexpr bool widest = BI_AVX512 && std::is_same<T, float>::value;
+  const bool few_rows = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k > 256);
   const bool short_k = k <= (a_col == 1 ? 256 : 192);
-  if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::few_rows;
+  if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::lanes;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;
   if (m <= 16 && b_col == 1 && (!short_k || (m <= 8 && n > 128))) return MatmulSchedule::strips;
   return short_k ? MatmulSchedule::short_k : MatmulSchedule::passes;
@@ -63,22 +62,25 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
   const double cost = double(m) * double(n) * double(k) / 16 + double(k) * double(m + n) / 4 + double(m) * double(n) / 8;
   const int64_t used = math::max<int64_t>(1, math::min<int64_t>(threads, int64_t(double(batch) * cost / 16384)));
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
-  // Whichever cut copies less: every part packs its own rows of A and columns of B.
+  // Whichever cut copies less: every part packs its own rows of A and, for panels, columns of B.
   const bool panels = schedule == MatmulSchedule::passes || schedule == MatmulSchedule::short_k;
-  const bool split_rows =
-      schedule == MatmulSchedule::few_columns || (panels && (n < 16 * parts || m >= 8 * n || m > 384 * parts));
+  const bool lanes = schedule == MatmulSchedule::lanes || schedule == MatmulSchedule::few_columns;
+  const bool split_rows = schedule == MatmulSchedule::few_columns ||
+                          ((panels || schedule == MatmulSchedule::lanes) && (n < 16 * parts || m >= 8 * n || m > 384 * parts));
+  // Whole tiles for every part; few columns are rows of the tile.
+  const int64_t grain = lanes ? lanes_columns<A> : split_rows ? panel_rows<A> : 16;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
       const MatmulEntry<T> e = entry(task / parts);
-      const int64_t part = task % parts, length = split_rows ? m : n, grain = split_rows ? panel_rows<A> : 16;
+      const int64_t part = task % parts, length = split_rows ? m : n;
       const int64_t units = (length + grain - 1) / grain;
       const int64_t first = units * part / parts * grain, last = math::min(length, units * (part + 1) / parts * grain);
       if (first >= last) continue;
       const int64_t m0 = split_rows ? first : 0, m1 = split_rows ? last : m;
       const int64_t n0 = split_rows ? 0 : first, n1 = split_rows ? n : last;
       switch (schedule) {
-        case MatmulSchedule::few_rows: multiply_lanes(e, true, n0, n1); break;
-        case MatmulSchedule::few_columns: multiply_lanes(e, false, m0, m1); break;
+        case MatmulSchedule::lanes: multiply_lanes(e, true, m0, m1, n0, n1); break;
+        case MatmulSchedule::few_columns: multiply_lanes(e, false, 0, n, m0, m1); break;
         case MatmulSchedule::strips: multiply_strips(e, n0, n1); break;
         case MatmulSchedule::short_k: multiply_short_k(e, m0, m1, n0, n1); break;
         case MatmulSchedule::passes: multiply_passes(e, m0, m1, n0, n1); break;

@@ -1,7 +1,7 @@
-// Few rows against many columns: vectors along K.
+// Vectors along K: few rows against many columns, and many rows where the registers are wide.
 //
 // Numerics: sums over 16 lanes along K (lane = k mod 16), each lane a chain of fma in ascending k, folded by halves, + 0 at the end
-// (docs/numerics.md sections 2 and 3). Both kernels here read every weight once and convert it in registers, because with few rows
+// (docs/numerics.md sections 2 and 3). Both kernels here read B where it lies and convert it in registers, because with few rows
 // the time goes into reading B. `lanes_tile` wants B contiguous along K, `strip_pass` wants it contiguous along N.
 #pragma once
 
@@ -34,10 +34,19 @@ BI_INLINE Vec<A> fold_parts(const Sixteen<A>* parts) {
   return parts[0].fold();
 }
 
+// Vectors that are multiplied later, contiguous along K as they lie in memory: a tile asks for them while it multiplies.
+template <class T>
+struct NextVectors {
+  const T* first;
+  int64_t stride;
+  NextVectors after(int64_t count) const { return {first + count * stride, stride}; }
+};
+
 // sums[i * sums_row + j] = lane sum of a[i * a_row + k] * b[j * b_column + k]. `a` holds the accumulation type, padded with zeros to a
-// multiple of 16 along K; `b` is never read past `k`. `prefetch` asks for the columns that follow these.
-template <int rows, int columns, bool prefetch, class T, class A>
-BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row) {
+// multiple of 16 along K; `b` is never read past `k`. The tile asks for `asked` of the next vectors.
+template <int rows, int columns, int asked, class T, class A, class Stored>
+BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row,
+                          NextVectors<Stored> next) {
   using Part = LanePart<A>;
   constexpr int size = Part::size, parts = matmul_lanes / size;
   Part accumulator[rows * columns][parts];
@@ -45,10 +54,8 @@ BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_colum
   for (int i = 0; i < rows * columns * parts; i++) (&accumulator[0][0])[i] = Part::zero();
   const int64_t full = k / matmul_lanes * matmul_lanes;
   for (int64_t p = 0; p < full; p += matmul_lanes) {
-    if (prefetch) {
 #pragma GCC unroll 6
-      for (int j = 0; j < columns; j++) __builtin_prefetch(b + (j + columns) * b_column + p, 0, 2);
-    }
+    for (int j = 0; j < asked; j++) __builtin_prefetch(next.first + j * next.stride + p, 0, 2);
 #pragma GCC unroll 2
     for (int v = 0; v < parts; v++) {
       Part weight[columns];
@@ -95,19 +102,23 @@ BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_colum
     for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[columns * i + j];
 }
 
-// The rows against `columns` columns, which the first tile asks the next ones for.
-template <int columns, class T, class A>
-inline void lanes_of_columns(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row) {
+// The rows against `columns` columns. Each tile asks for `asked` of the next ones, until all are on their way: one tile that asked for all
+// of them would wait for the memory that the others leave idle.
+template <int columns, int asked, class T, class A, class Stored>
+inline void lanes_of_columns(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t k, A* sums, int64_t sums_row,
+                             NextVectors<Stored> next) {
   constexpr int tile = lanes_rows<A>;
   int64_t i = 0;
-  if (rows >= tile) lanes_tile<tile, columns, true>(a, a_row, b, b_column, k, sums, sums_row), i = tile;
+  for (int64_t asking = 0; i + tile <= rows && asking < columns; i += tile, asking += asked)
+    lanes_tile<tile, columns, asked>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row, next.after(asking));
   for (; i + tile <= rows; i += tile)
-    lanes_tile<tile, columns, false>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+    lanes_tile<tile, columns, 0>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row, next);
   if constexpr (tile > 2) {
-    for (; i + 2 <= rows; i += 2) lanes_tile<2, columns, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+    for (; i + 2 <= rows; i += 2)
+      lanes_tile<2, columns, columns>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row, next);
   }
   if constexpr (tile > 1) {
-    if (i < rows) lanes_tile<1, columns, true>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row);
+    if (i < rows) lanes_tile<1, columns, columns>(a + i * a_row, a_row, b, b_column, k, sums + i * sums_row, sums_row, next);
   }
 }
 
@@ -117,16 +128,22 @@ BI_NOINLINE void lanes_of_few_columns(int64_t rows, const A* a, int64_t a_row, c
                                       A* sums, int64_t sums_row) {
   for (int64_t j = 0; j < columns; j++)
     for (int64_t i = 0; i < rows; i++)
-      lanes_tile<1, 1, false>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row);
+      lanes_tile<1, 1, 0>(a + i * a_row, a_row, b + j * b_column, b_column, k, sums + i * sums_row + j, sums_row, NextVectors<T>{});
 }
 
-template <class T, class A>
+template <class T, class A, class Stored>
 inline void multiply_lanes_group(int64_t rows, const A* a, int64_t a_row, const T* b, int64_t b_column, int64_t columns, int64_t k, A* sums,
-                                 int64_t sums_row) {
-  if (columns == lanes_columns<A>)
-    lanes_of_columns<lanes_columns<A>>(rows, a, a_row, b, b_column, k, sums, sums_row);
-  else
-    lanes_of_few_columns(rows, a, a_row, b, b_column, columns, k, sums, sums_row);
+                                 int64_t sums_row, NextVectors<Stored> next) {
+  constexpr int all = lanes_columns<A>;
+  if (columns < all) return lanes_of_few_columns(rows, a, a_row, b, b_column, columns, k, sums, sums_row);
+  // As few for each tile as bring all of them.
+  const int64_t tiles = math::max<int64_t>(1, rows / lanes_rows<A>);
+  switch ((all + tiles - 1) / tiles) {
+    case 1: return lanes_of_columns<all, 1>(rows, a, a_row, b, b_column, k, sums, sums_row, next);
+    case 2: return lanes_of_columns<all, 2>(rows, a, a_row, b, b_column, k, sums, sums_row, next);
+    case 3: return lanes_of_columns<all, 3>(rows, a, a_row, b, b_column, k, sums, sums_row, next);
+    default: return lanes_of_columns<all, all>(rows, a, a_row, b, b_column, k, sums, sums_row, next);
+  }
 }
 
 // strip_pass for any number of rows and fewer than sixteen columns.

@@ -8,49 +8,59 @@
 
 namespace bi {
 
-// Schedule "lanes" for the outputs [begin, end) along the long side; `few` vectors stand on the short side. Sides are rows and columns
-// of the output, or columns and rows: a product does not care which factor comes first.
+// Rows of A that stay in the cache while B streams past them. Below 32 the wait for B shows, even where they only fit L3.
+inline int64_t lanes_block_rows(int64_t k) { return k > 3072 ? 96 : math::max<int64_t>(32, 65536 / math::max<int64_t>(1, k)); }
+
+// Schedule "lanes": the vectors [begin, end) of the long side stream past blocks of the vectors [short_begin, short_end) of the short one.
+// Sides are rows and columns of the output, or columns and rows: a product does not care which factor comes first.
 template <class T>
-inline void multiply_lanes(const MatmulEntry<T>& e, bool few_are_rows, int64_t begin, int64_t end) {
+inline void multiply_lanes(const MatmulEntry<T>& e, bool rows_are_short, int64_t short_begin, int64_t short_end, int64_t begin, int64_t end) {
   using A = accumulator_t<T>;
-  const T *short_side = few_are_rows ? e.a : e.b, *long_side = few_are_rows ? e.b : e.a;
-  const int64_t few = few_are_rows ? e.m : e.n;
-  const int64_t short_stride = few_are_rows ? e.a_row : e.b_col, short_k = few_are_rows ? e.a_col : e.b_row;
-  const int64_t long_stride = few_are_rows ? e.b_col : e.a_row, long_k = few_are_rows ? e.b_row : e.a_col;
-  const int64_t padded = lane_steps(e.k) * matmul_lanes;
+  const T *short_side = rows_are_short ? e.a : e.b, *long_side = rows_are_short ? e.b : e.a;
+  const int64_t short_stride = rows_are_short ? e.a_row : e.b_col, short_k = rows_are_short ? e.a_col : e.b_row;
+  const int64_t long_stride = rows_are_short ? e.b_col : e.a_row, long_k = rows_are_short ? e.b_row : e.a_col;
+  // An odd number of cache lines from one copied vector to the next: a power of two would put all of them into one set of the cache.
+  const int64_t padded = lane_steps(e.k) * matmul_lanes, stride = (lane_steps(e.k) | 1) * matmul_lanes;
   constexpr int64_t group = lanes_columns<A>;
+  const int64_t most = lanes_block_rows(e.k), blocks = (short_end - short_begin + most - 1) / most;
+  const int64_t block = (short_end - short_begin + blocks - 1) / blocks;
+  // Columns between two epilogues: whole groups, and few enough for the results to stay in L1 or L2.
+  const int64_t region = math::max<int64_t>(16, 8192 / block / group) * group;
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
-  A* packed = buffers.rows.reserve(few * padded + 1);
-  copy_vectors(short_side, short_stride, short_k, few, e.k, packed, padded);
-  // Converting (or gathering) a group of long vectors pays once several short ones use it.
-  const bool copy_group = long_k != 1 || (!std::is_same<T, A>::value && few > 4);
-  A* copied = copy_group ? buffers.columns.reserve(group * padded + 1) : nullptr;
-  const int64_t region = math::max<int64_t>(64, 8192 / few);
-  const bool in_place = few_are_rows && e.stores_sums_in_out();
-  A* scratch = in_place ? nullptr : buffers.sums.reserve(few * (region + 1));
-  for (int64_t n0 = begin; n0 < end; n0 += region) {
-    const int64_t n1 = math::min(end, n0 + region);
-    A* sums = in_place ? reinterpret_cast<A*>(e.out) + n0 : scratch;
-    const int64_t sums_row = in_place ? e.out_row : region;
-    for (int64_t n = n0; n < n1; n += group) {
-      const int64_t columns = math::min(group, n1 - n);
-      const T* vectors = long_side + n * long_stride;
-      if (copy_group) {
-        copy_vectors(vectors, long_stride, long_k, columns, e.k, copied, padded);
-        multiply_lanes_group(few, packed, padded, copied, padded, columns, padded, sums + n - n0, sums_row);
+  A* packed = buffers.rows.reserve(block * stride + 1);
+  const bool in_place = rows_are_short && e.stores_sums_in_out();
+  A* scratch = in_place ? nullptr : buffers.sums.reserve(block * (region + 1));
+  for (int64_t s0 = short_begin; s0 < short_end; s0 += block) {
+    const int64_t few = math::min(block, short_end - s0);
+    copy_vectors(short_side + s0 * short_stride, short_stride, short_k, few, e.k, packed, stride);
+    // Converting (or gathering) a group of long vectors pays once several short ones use it.
+    const bool copy_group = long_k != 1 || (!std::is_same<T, A>::value && few > 4);
+    A* copied = copy_group ? buffers.columns.reserve(group * stride + 1) : nullptr;
+    for (int64_t n0 = begin; n0 < end; n0 += region) {
+      const int64_t n1 = math::min(end, n0 + region);
+      A* sums = in_place ? reinterpret_cast<A*>(e.out) + s0 * e.out_row + n0 : scratch;
+      const int64_t sums_row = in_place ? e.out_row : region;
+      for (int64_t n = n0; n < n1; n += group) {
+        const int64_t columns = math::min(group, n1 - n);
+        const T* vectors = long_side + n * long_stride;
+        const NextVectors<T> next{vectors + columns * long_stride, long_stride};
+        if (copy_group) {
+          copy_vectors(vectors, long_stride, long_k, columns, e.k, copied, stride);
+          multiply_lanes_group(few, packed, stride, copied, stride, columns, padded, sums + n - n0, sums_row, next);
+        } else {
+          multiply_lanes_group(few, packed, stride, vectors, long_stride, columns, e.k, sums + n - n0, sums_row, next);
+        }
+      }
+      if (rows_are_short) {
+        e.finish(s0, s0 + few, n0, n1, sums, sums_row);
       } else {
-        multiply_lanes_group(few, packed, padded, vectors, long_stride, columns, e.k, sums + n - n0, sums_row);
+        A row[matmul_lanes * 8];
+        for (int64_t m = n0; m < n1; m++) {
+          for (int64_t j = 0; j < few; j++) row[j] = sums[j * sums_row + m - n0];
+          e.finish_row(m, s0, row, few);
+        }
+        e.run_epilogue(n0, n1, s0, s0 + few);
       }
-    }
-    if (few_are_rows) {
-      e.finish(0, few, n0, n1, sums, sums_row);
-    } else {
-      A row[matmul_lanes * 8];
-      for (int64_t m = n0; m < n1; m++) {
-        for (int64_t j = 0; j < few; j++) row[j] = sums[j * sums_row + m - n0];
-        e.finish_row(m, 0, row, few);
-      }
-      e.run_epilogue(n0, n1, 0, few);
     }
   }
 }

@@ -67,8 +67,9 @@ def test_rows_are_invariant(k: int, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [300, 2048, 3080, 6200])
 def test_every_tile_has_the_bits_of_one_row(k: int, dtype: torch.dtype) -> None:
-    """Tiles of one to seven rows, both sides of the sizes at which another schedule takes over, and a K that is cut into blocks."""
-    x, weight = randn(97, k, dtype=dtype), randn(37, k, dtype=dtype, seed=1)
+    """Tiles of one to seven rows, both sides of the sizes at which another schedule takes over, a K that is cut into blocks, more columns
+    than come between two epilogues."""
+    x, weight = randn(97, k, dtype=dtype), randn(133, k, dtype=dtype, seed=1)
     alone = torch.cat([matmul(row[None], weight.t()) for row in x])
     for rows in (9, 13, 15, 25, 33, 48, 63, 64, 65, 66, 71, 97):
         assert_same_bits(matmul(x[:rows], weight.t()), alone[:rows], rows)
