@@ -23,7 +23,7 @@ inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a
   // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. The widest tile, of four rows by six
   // columns of floats, beats the panels with any number of rows.
   constexpr bool widest = BI_AVX512 && std::is_same<T, float>::value;
-  const bool few_rows = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k > 256);
+  const bool few_rows = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k >= 384);
   const bool short_k = k <= (a_col == 1 ? 256 : 192);
   if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::lanes;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;
