@@ -20,6 +20,8 @@ from bi_inductor.passes.op_tables.random import SEEDS
 from bi_inductor.passes.op_tables.unsupported import UNSUPPORTED
 from bi_inductor.passes.rewriter import rule_of, values_of
 
+# Namespaces of vLLM's own kernels. A server that runs them has lost what makes its answers invariant, and nobody reads its warnings.
+OF_VLLM = ("vllm", "vllm_ir", "_C", "_C_cache_ops", "_moe_C")
 TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
 
 
@@ -55,7 +57,7 @@ def classify_graph(graph: Graph, options: Options) -> dict[Node, OpClass]:
 
     Raises:
         UnsupportedOpError: ops without a template that may vary, all of them in one message.
-        OpaqueOpError: a custom op under ``strict``.
+        OpaqueOpError: a custom op under ``strict``, one of vLLM's own in any case.
 
     Warns:
         OpaqueOpWarning: a custom op otherwise, once for each source line.
@@ -79,6 +81,11 @@ def require_allowed(classes: Mapping[Node, OpClass], options: Options) -> int:
     for node, op_class in classes.items():
         if op_class is OpClass.OPAQUE and op_name(called_op(node)) not in options.allow:
             message = f"the numerics of this custom op are unknown to bi_inductor, it is called as it is:\n{describe(node)}"
+            if op_name(called_op(node)).partition(".")[0] in OF_VLLM:
+                raise OpaqueOpError(
+                    f"{message}\nvLLM runs a kernel of its own in this graph. Allowed is what bi_inductor.vllm_config() gives, with the "
+                    "plugin batch_invariant loaded (VLLM_PLUGINS, if it is set, has to name it)."
+                )
             if options.strict:
                 raise OpaqueOpError(f"{message}\nName it in options={{'allow': ({op_name(called_op(node))!r},)}} if it is batch-invariant.")
             warnings.warn(message, OpaqueOpWarning, stacklevel=2)

@@ -491,6 +491,20 @@ def test_allow_vouches_for_a_custom_op():
     assert torch.equal(out, torch.full((2, 3), 2.0))
 
 
+def test_a_kernel_of_vllm_is_an_error_unless_it_is_named():
+    """Its warnings would be read by nobody, and its worker names those that are ours."""
+
+    @torch.library.custom_op("vllm::bi_inductor_tests_twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    with pytest.raises(bi_inductor.OpaqueOpError, match=r"vllm\.bi_inductor_tests_twice(.|\n)*VLLM_PLUGINS"):
+        compiled(lambda x: twice(x) + 1)(torch.ones(2, 3))
+    named = compiled(lambda x: twice(x) + 1, allow=("vllm.bi_inductor_tests_twice",))
+    assert torch.equal(named(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+
+
 def test_a_custom_op_that_writes_into_its_argument_is_opaque_too():
     def function(x):
         y = x * 2
