@@ -10,6 +10,7 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, AdapterLo
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from bi_inductor.integrations.vllm.linears import invariant_linears
+from bi_inductor.integrations.vllm.models import require_known_parts
 from bi_inductor.integrations.vllm.processors import watch
 from bi_inductor.integrations.vllm.sampler import InvariantSampler
 
@@ -44,6 +45,16 @@ class InvariantCPUWorker(CPUWorker):
         watch(processors.non_argmax_invariant, trusted)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Weights stay as they are stored, for our linears."""
+        """Weights stay as they are stored, for our linears; nothing of the model may compute elsewhere."""
         with invariant_linears():
             super().load_model(*args, **kwargs)
+        self.check_model()
+
+    def check_model(self) -> None:
+        """Raises UnsupportedOpError for a model with a part whose bits may follow the batch."""
+        require_known_parts(self.model_runner.get_model())
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As when the model was loaded: vLLM prepares each layer again, for its own linears if it finds them."""
+        with invariant_linears():
+            super().reload_weights(*args, **kwargs)
