@@ -18,10 +18,15 @@ class Platform:
     """As much of vllm.platforms.cpu.CpuPlatform as the plugin sees."""
 
     device_type = "cpu"
+    zentorch = False
 
     @classmethod
     def is_cpu(cls) -> bool:
         return cls.device_type == "cpu"
+
+    @classmethod
+    def is_zen_cpu(cls) -> bool:
+        return cls.zentorch
 
     @classmethod
     def check_and_update_config(cls, config: Any) -> None:
@@ -44,24 +49,60 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> type[Platform]:
     return own
 
 
+OF_A_MODEL = (
+    "is_moe",
+    "use_mla",
+    "has_inner_state",
+    "is_encoder_decoder",
+    "is_multimodal_model",
+    "enable_prompt_embeds",
+    "enable_sleep_mode",
+    "use_fp64_gumbel",
+    "return_sampling_mask",
+    "enable_trace_replay",
+)
+NONE_GIVEN = tuple(
+    f"{part}_config"
+    for part in ("lora", "speculative", "kv_transfer", "ec_transfer", "watermark", "diffusion", "reasoning", "weight_transfer")
+)
+
+
 def config(**changes: Any) -> SimpleNamespace:
     """A VllmConfig that is accepted, with changes: model_quantization="fp8" sets quantization of model_config."""
     parts: dict[str, Any] = {
-        "compilation": {"mode": 2, "backend": "batch_invariant", "custom_ops": ["none"]},
+        "compilation": {
+            "mode": 2,
+            "backend": "batch_invariant",
+            "custom_ops": ["none"],
+            "dynamic_shapes_config": SimpleNamespace(type="backed", evaluate_guards=False),
+            "inductor_compile_config": {},
+        },
+        "kernel": {"linear_backend": "auto", "ir_op_priority": SimpleNamespace(rms_norm=["native"])},
+        "attention": {"use_non_causal": False},
         "model": {
             "dtype": torch.float32,
+            "head_dtype": torch.float32,
             "quantization": None,
+            "quantization_config": None,
             "logits_processors": None,
             "runner_type": "generate",
-            **dict.fromkeys(("is_moe", "use_mla", "has_inner_state", "is_encoder_decoder", "is_multimodal_model"), False),
+            "using_transformers_backend": lambda: False,
+            **dict.fromkeys(OF_A_MODEL, False),
         },
-        "parallel": {"world_size": 1, "worker_cls": "auto"},
-        "cache": {"cache_dtype": "auto"},
+        "parallel": {
+            "world_size": 1,
+            "data_parallel_size": 1,
+            "distributed_executor_backend": "mp",
+            "ubatch_size": 0,
+            "worker_cls": "auto",
+        },
+        "cache": {"cache_dtype": "auto", "kv_sharing_fast_prefill": False, "kv_offloading_size": None},
+        "offload": {"uva": SimpleNamespace(cpu_offload_gb=0.0), "prefetch": SimpleNamespace(offload_group_size=0)},
     }
-    whole: dict[str, Any] = {"lora_config": None, "speculative_config": None, "seen_by_stock": []}
+    whole: dict[str, Any] = {**dict.fromkeys(NONE_GIVEN), "use_v2_model_runner": False, "seen_by_stock": []}
     for name, value in changes.items():
         part, _, field = name.partition("_")
-        if part in parts:
+        if part in parts and name not in whole:
             parts[part][field] = value
         else:
             whole[name] = value
@@ -120,6 +161,34 @@ def test_registering_twice_wraps_once(platform: type[Platform]) -> None:
         ({"model_has_inner_state": True}, "Mamba"),
         ({"model_is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_is_multimodal_model": True}, "multimodal"),
+        ({"model_head_dtype": torch.bfloat16}, r"head_dtype torch\.bfloat16: .* than the model \(torch\.float32\)"),
+        ({"model_using_transformers_backend": lambda: True}, "model_impl 'transformers': .* use 'vllm'"),
+        ({"model_enable_prompt_embeds": True}, "enable_prompt_embeds"),
+        ({"model_enable_sleep_mode": True}, "enable_sleep_mode"),
+        ({"model_use_fp64_gumbel": True}, "use_fp64_gumbel: .* Philox"),
+        ({"model_return_sampling_mask": True}, "return_sampling_mask"),
+        ({"model_enable_trace_replay": True}, "enable_trace_replay"),
+        ({"attention_use_non_causal": True}, "use_non_causal: there is causal attention only"),
+        ({"compilation_dynamic_shapes_config": SimpleNamespace(type="unbacked", evaluate_guards=False)}, "type 'unbacked'"),
+        ({"compilation_dynamic_shapes_config": SimpleNamespace(type="backed", evaluate_guards=True)}, "evaluate_guards True"),
+        ({"compilation_inductor_compile_config": {"max_autotune": True}}, "max_autotune"),
+        ({"kernel_linear_backend": "torch"}, "linear_backend 'torch'"),
+        ({"kernel_ir_op_priority": SimpleNamespace(rms_norm=["vllm_c", "native"])}, "ir_op_priority {'rms_norm': 'vllm_c'}"),
+        ({"cache_kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+        ({"offload_uva": SimpleNamespace(cpu_offload_gb=1.0)}, "offloaded weights"),
+        ({"offload_prefetch": SimpleNamespace(offload_group_size=2)}, "offloaded weights"),
+        ({"parallel_data_parallel_size": 2}, "data_parallel_size 2: .* a server for each"),
+        ({"parallel_ubatch_size": 2}, "ubatch_size 2"),
+        ({"model_quantization_config": {"linear": "fp8"}}, "quantization {'linear': 'fp8'}: "),
+        ({"parallel_distributed_executor_backend": "ray"}, "distributed_executor_backend 'ray': .* use 'mp'"),
+        ({"cache_kv_offloading_size": 1.0}, "KV transfer or offloading"),
+        ({"kv_transfer_config": "a connector"}, "KV transfer or offloading"),
+        ({"ec_transfer_config": "a connector"}, "EC transfer"),
+        ({"watermark_config": "a key"}, "watermarks"),
+        ({"diffusion_config": "a canvas"}, "diffusion"),
+        ({"reasoning_config": "a budget"}, "reasoning_config"),
+        ({"weight_transfer_config": "a trainer"}, "weight_transfer_config: .* reload_weights"),
+        ({"use_v2_model_runner": True}, "model runner V2: .* VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
     ids=str,
 )
@@ -149,6 +218,9 @@ def test_another_version_and_another_platform_are_refused(platform: type[Platfor
     with pytest.raises(OptionError, match=r"vLLM 0\.31\.2: written for and tested with 0\.32\.0"):
         configuration.require_invariant(config())
     sys.modules["vllm"].__version__ = "0.32.1"  # type: ignore[attr-defined]  # a module made by the fixture
+    platform.zentorch = True
+    with pytest.raises(OptionError, match=r"zentorch: .* uninstall zentorch"):
+        configuration.require_invariant(config())
     platform.device_type = "cuda"
     with pytest.raises(OptionError, match=r"platform cuda: .* the worker, the attention backend and the sampler here .* for CPUs"):
         configuration.require_invariant(config())
