@@ -3,8 +3,9 @@
     python examples/vllm_server.py
     python examples/vllm_server.py --stock
 
-The server listens on the loopback address only. Between 1 and 32 requests are under way at a time, about half of them noise of other
-lengths. Stock vLLM 0.32 stops at seeds on a CPU once it cuts a prompt into chunks, so there all requests are greedy. The script makes
+The server listens on the loopback address only. Between 1 and 32 requests are under way at a time, most of them noise of other lengths.
+A step of the engine takes 128 tokens, so the prompt comes in chunks that follow the load, and so do the long ones among the noise. Stock
+vLLM 0.32 stops at seeds on a CPU once it cuts a prompt into chunks, so there all requests are greedy. The script makes
 its own small model and needs no network; it runs in the environment of `make test-vllm` (vLLM 0.32 for CPUs).
 """
 
@@ -33,6 +34,8 @@ from vllm_offline import make_model
 
 # Long enough for vLLM to split its keys among threads.
 PROMPT = {"prompt": "The same input gives the same bits. " * 5, "seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": 24}
+# Tokens of a step, fewer than PROMPT has, and the longest prompt of the noise, as long as several steps. A byte is a token.
+STEP, LONGEST = 128, 440
 # How many requests are under way at a time, one wave after the other.
 LEVELS = (1, 32, 4, 16, 2, 8, 24, 3)
 HOST = "127.0.0.1"
@@ -46,7 +49,8 @@ def server(model: str, compilation: dict[str, Any]) -> Iterator[int]:
         found.bind((HOST, 0))
         port = found.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "model"]
-    command += ["--host", HOST, "--port", str(port), "--dtype", "float32", "--max-model-len", "256", "--seed", "0"]
+    command += ["--host", HOST, "--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--seed", "0"]
+    command += ["--max-num-batched-tokens", str(STEP), "--max-num-seqs", "64"]
     command += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log", "-cc", json.dumps(compilation)]
     # Two threads where there are two cores: vLLM otherwise keeps one for itself.
     settings = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
@@ -97,8 +101,9 @@ def answer(port: int, request: dict[str, Any]) -> str:
 
 
 def noise(generator: random.Random) -> dict[str, Any]:
-    """A request of any length that has nothing to do with ours."""
-    words = " ".join(f"noise {generator.randrange(1000)}" for _ in range(generator.randint(1, 18)))
+    """A request that has nothing to do with ours: every fourth is longer than two steps, the others have any length up to ours."""
+    length = generator.randint(2 * STEP, LONGEST) if generator.random() < 1 / 4 else generator.randint(5, 180)
+    words = " ".join(f"noise {generator.randrange(1000)}" for _ in range(length // 6 + 1))[:length]
     return {"prompt": words, "seed": generator.randrange(1000), "temperature": 1.0, "max_tokens": generator.randint(2, 32)}
 
 

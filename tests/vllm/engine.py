@@ -74,12 +74,14 @@ def prompts() -> list[list[int]]:
 def sampling(request: int, kind: str) -> Any:
     """Greedy ones, ones drawn with temperature, top-p, min-p and a seed of the request, or of ``REQUESTED`` the one whose turn it is."""
     from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     drawn: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.1, "seed": 1000 + request}
     given: dict[str, Any] = {"greedy": {"temperature": 0.0}, "drawn": drawn}.get(kind, {})
     if kind == "requested":
         given = dict(list(REQUESTED.values())[request % len(REQUESTED)])
+        # Of several answers vLLM otherwise reports each by itself.
+        given["output_kind"] = RequestOutputKind.FINAL_ONLY
         given = {**(drawn if given.pop("drawn", True) else {"temperature": 0.0}), **given}
         if "regex" in given:
             given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
@@ -92,6 +94,7 @@ REQUESTED: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.1, "logprobs": 20},
     "biases": {"drawn": False, "logit_bias": {5: 2.0, 70: -1.0, 6000: 1.5}, "logprobs": 1},
     "allowed tokens": {"allowed_token_ids": list(range(100, 4000)), "top_k": 20, "logprobs": 5},
+    "several answers": {"n": 2, "logprobs": 2},
     "a grammar": {"regex": "[a-f ]{40,60}", "logprobs": 2},
     "logprobs of tokens": {"drawn": False, "logprobs": None, "logprob_token_ids": [3, 5, 900, 7000]},
     "excluded words": {"bad_words": ["a", "b"], "min_tokens": 8, "stop_token_ids": list(range(0, VOCABULARY, 40)), "logprobs": 4},

@@ -110,11 +110,15 @@ GREEDY = {
 SAMPLED = {
     "together sampled": together("drawn"),
     "shuffled sampled": [{"add": shuffled(5), "kind": "drawn"}],
-    **alone(SOME, "drawn"),
+    "arrivals sampled": arrivals(3, 6, "drawn"),
+    "others sampled": arrivals(7, 7, "drawn"),
+    **alone(EVERY, "drawn"),
 }
 SERVED = {**GREEDY, **SAMPLED}
 # Enough to see differences and to take the time.
 FEW = {**{name: GREEDY[name] for name in ("together", "shuffled", "together 2", "together 3")}, **alone(SOME)}
+# Few enough for stock vLLM to take each prompt in one step: it stops at a seed when a prompt comes in chunks.
+FEW_SAMPLED = {"some sampled": [{"add": SOME, "kind": "drawn"}], **alone(SOME, "drawn")}
 CHUNKS = {
     "together": together(),
     "again": together(),
@@ -139,4 +143,9 @@ def chunked(dtype: str) -> dict[str, Any]:
 
 def stock(dtype: str) -> dict[str, Any]:
     """Compiled by Inductor from the same graph as ours."""
-    return plan(dtype, STOCK, FEW)
+    return plan(dtype, STOCK, {**FEW, **FEW_SAMPLED})
+
+
+def stock_default(dtype: str) -> dict[str, Any]:
+    """As vLLM chooses by itself."""
+    return plan(dtype, {}, {name: FEW[name] for name in ("together", "shuffled", "together 2", "together 3")})

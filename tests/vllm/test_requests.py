@@ -1,6 +1,6 @@
 """What a request may ask for beside a temperature (tests/vllm/engine.py, REQUESTED): the same bits in every batch, in float16.
 
-The KV cache has room for a part of the requests, so that some lose their blocks and are computed again, and a
+The KV cache has room for a part of the requests, so that some lose their blocks and are computed again, prompts come in chunks, and a
 user's logits processor is registered. Logprobs are those after processing; among logits of float16 many are equal.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import bi_inductor
-from tests.vllm.engine import NEW_TOKENS, REQUESTED, REQUESTS
-from tests.vllm.plans import Engines, alone, arrivals, differing, plan, shuffled, together
+from tests.vllm.engine import NEW_TOKENS, REQUESTED, REQUESTS, prompts
+from tests.vllm.plans import STOCK, Engines, alone, arrivals, differing, plan, shuffled, together
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
@@ -33,9 +33,13 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+# Stock vLLM stops at a seed when a prompt comes in chunks.
+CHUNKS = {"max_num_batched_tokens": 200, "max_num_seqs": 32}
+
+
 @pytest.fixture(scope="module")
 def ours(engines: Engines) -> Any:
-    return engines(plan("float16", bi_inductor.vllm_config(), RUNS, **ARGUMENTS))
+    return engines(plan("float16", bi_inductor.vllm_config(), RUNS, **ARGUMENTS, **CHUNKS))
 
 
 def test_what_a_request_asks_for_does_not_depend_on_the_schedule(ours: Any) -> None:
@@ -54,9 +58,10 @@ def test_every_kind_of_request_got_what_it_asked_for(ours: Any) -> None:
     got = dict(zip(KINDS, (ours["runs"]["together"][str(number)] for number in range(len(KINDS))), strict=True))
     tokens = {kind: [token for token, _ in answer["answers"][0]] for kind, answer in got.items()}
     prompt = got["logprobs of the prompt"]["prompt"]
-    assert len(prompt) > 5 and all(len(found) >= 2 for found in prompt[1:])
+    assert len(prompt) == len(prompts()[0]) and all(len(found) >= 2 for found in prompt[1:])
     assert all(len(found) >= 20 for _, found in got["penalties"]["answers"][0])
     assert set(tokens["allowed tokens"]) <= set(range(100, 4000))
+    assert len(got["several answers"]["answers"]) == 2 and got["several answers"]["answers"][0] != got["several answers"]["answers"][1]
     letters = {sorted_bytes().index(letter) for letter in ("a", "b", "c", "d", "e", "f", "Ġ")}
     assert len(tokens["a grammar"]) == NEW_TOKENS and set(tokens["a grammar"]) <= letters
     assert all({3, 5, 900, 7000} <= {token for token, *_ in found} for _, found in got["logprobs of tokens"]["answers"][0])
@@ -68,3 +73,8 @@ def sorted_bytes() -> list[str]:
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def test_control_stock_answers_do(engines: Engines) -> None:
+    runs = engines(plan("float16", STOCK, {name: RUNS[name] for name in RUNS if name not in ("shuffled", "arrivals")}, **ARGUMENTS))["runs"]
+    assert sum(len(differing(answers, runs["together"])) for answers in runs.values()) > 0

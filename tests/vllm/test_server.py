@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import random
 import re
 import subprocess
 import sys
@@ -22,6 +24,17 @@ def distinct_answers(*arguments: str) -> tuple[int, int]:
     assert found, done.stdout[-2000:] + done.stderr[-6000:]
     print(f"{' '.join(arguments) or 'ours'}: {found.group()}")
     return int(found[1]), int(found[2])
+
+
+def test_prompts_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is asked for, whose chunks follow the load, and the long ones beside it."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    example = importlib.import_module("vllm_server")
+    generator = random.Random(0)
+    lengths = [len(example.noise(generator)["prompt"]) for _ in range(100)]
+    assert len(example.PROMPT["prompt"]) > example.STEP
+    assert 10 < sum(length > 2 * example.STEP for length in lengths) < 50
+    assert min(lengths) >= 5 and max(lengths) <= example.LONGEST
 
 
 def test_one_answer_under_changing_load() -> None:
