@@ -2,7 +2,8 @@
 
 A model, not a measurement. The time of a product is the largest of three: moving A, B and the result once at the peak of the memory; the
 waves of tiles at the peak of the matrix units, one tile at a time on a multiprocessor, padded rows counted; and what the tiles read, at
-the peak of the L2 cache, of which each multiprocessor has its share. Latency is left out, so a kernel stays below this.
+the peak of the L2 cache, of which each multiprocessor has its share. Padded rows are multiplied and not read. Latency is left out, so a
+kernel stays below this.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from typing import NamedTuple
 import torch
 
 from bi_inductor.targets import Target, target_named
-from bi_inductor.templates.matmul.configurations import NARROW, configuration
+from bi_inductor.templates.matmul.configurations import configuration
 
-# rows of weights, and the length of each.
-LINEARS = {"q, k, v": (6144, 4096), "output": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336)}
+# Rows of weights, and the length of each: as vLLM joins them, then as transformers leaves them apart.
+LINEARS = {
+    "q, k, v": (6144, 4096),
+    "output": (4096, 4096),
+    "gate, up": (28672, 4096),
+    "down": (4096, 14336),
+    "gate": (14336, 4096),
+    "k": (1024, 4096),
+}
 ROWS = {"prefill 4096": 4096, "decode 64": 64, "decode 1": 1}
 # Bytes a second that the L2 cache hands out: 5120 bytes a clock at the boost clock (NVIDIA A100 white paper; taken for the H100 too, whose
-# white paper gives none).
-CACHE = {"sm_80": 5120 * 1.41e9, "sm_90": 5120 * 1.755e9}
+# white paper gives none); 2048 on each of the 8 dies of an MI300X (AMD CDNA 3 white paper). None is published for the B200.
+CACHE = {"sm_80": 5120 * 1.41e9, "sm_90": 5120 * 1.755e9, "gfx942": 8 * 2048 * 2.1e9}
 # The tile of vLLM's batch-invariant matmul in bfloat16 (vllm/model_executor/layers/batch_invariant.py), whatever the number of rows.
 PEER_TILE = (128, 128)
 
@@ -42,7 +50,7 @@ def modelled(target: Target, m: int, n: int, k: int, tile: tuple[int, int], dtyp
     tiles = -(-m // tile[0]) * -(-n // tile[1])
     waves = -(-tiles // target.multiprocessors)
     per_tile = 2 * tile[0] * tile[1] * k / (target.operations[dtype] / target.multiprocessors)
-    read_per_tile = size * (tile[0] + tile[1]) * k / (CACHE[target.name] / target.multiprocessors)
+    read_per_tile = size * (min(tile[0], m) + tile[1]) * k / (CACHE[target.name] / target.multiprocessors)
     memory = moved / target.bandwidth
     seconds = max(memory, waves * max(per_tile, read_per_tile))
     return Row(moved, operations, tiles, waves, seconds, max(memory, operations / target.operations[dtype]) / seconds)
@@ -56,7 +64,7 @@ def table(target: Target) -> str:
     ]
     for rows, m in ROWS.items():
         for linear, (n, k) in LINEARS.items():
-            chosen = configuration(target.name, torch.bfloat16, n <= NARROW)
+            chosen = configuration(target.name, torch.bfloat16, n)
             tile = (chosen.block_m, chosen.block_n)
             ours, peer = modelled(target, m, n, k, tile), modelled(target, m, n, k, PEER_TILE)
             lines.append(

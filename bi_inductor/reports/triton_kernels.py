@@ -86,11 +86,9 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         if _tensor(result)[0] in set(FLOAT8) - set(matmul.KNOWN_FLOAT8[target]):
             return None
         if operator == "convolution":
-            # The positions of the result; of grouped channels those of all samples.
-            grouped = _tensor(operands[0])[1][1] != _tensor(operands[1])[1][1]
-            columns = sizes[2:] + sizes[:1] * grouped
-        narrow = all(size.isdigit() for size in columns) and math.prod(map(int, columns)) <= matmul.NARROW
-        tile = matmul.configuration(target, dtype, narrow)
+            # The positions of a sample.
+            columns = sizes[2:]
+        tile = matmul.configuration(target, dtype, math.prod(map(int, columns)) if all(size.isdigit() for size in columns) else None)
         quote = _STORED if operator == "scaled_matmul" else _CHAIN if dtype in matmul.CHAINED else _RUNS
         return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), quote)
     if operator in ATTENDING:

@@ -50,6 +50,6 @@ def convolution(
         columns = permute(view(columns, [batch, groups, reduced, positions]), [1, 2, 0, 3])
         bias = None if bias is None else view(bias, [groups, rows, 1])
         columns = view(columns, [groups, reduced, batch * positions])
-        result = triton_lowering.matmul(view(weight, [groups, rows, reduced]), columns, bias, 1.0, 1.0)
+        result = triton_lowering.matmul(view(weight, [groups, rows, reduced]), columns, bias, 1.0, 1.0, positions)
         result = permute(view(result, [out_channels, batch, positions]), [1, 0, 2])
     return view(result, [batch, out_channels, *sizes])

@@ -9,9 +9,9 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
-from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.grouped_matmul.kernel import GROUPED
-from bi_inductor.templates.matmul.configurations import CHAINED, NARROW, configuration
+from bi_inductor.templates.matmul.configurations import CHAINED
+from bi_inductor.templates.matmul.triton_lowering import chosen_for
 from bi_inductor.templates.triton_template import lower, template
 
 # What GROUPED counts, as the source calls it, and the size of the grouped dim there.
@@ -35,7 +35,7 @@ def grouped_matmul(a: ir.TensorBox, b: ir.TensorBox, ends: ir.TensorBox) -> ir.T
     dtype = a.get_dtype()
     grouped, grouped_size = GROUPED_DIMS[GROUPED[len(a.get_size()), len(b.get_size())]]
     m, k, n, groups = *a.get_size()[-2:], b.get_size()[-1], ends.get_size()[0]
-    chosen = configuration(target_of(a.get_device()), dtype, V.graph.sizevars.statically_known_leq(n, NARROW))
+    chosen = chosen_for(a.get_device(), dtype, n)
     chain = dtype in CHAINED
     kernel = template(
         "grouped_matmul",

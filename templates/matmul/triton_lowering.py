@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch._inductor import ir
 from torch._inductor.lowering import to_dtype
@@ -15,7 +16,7 @@ from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.library import DTYPES, FLOAT8, accumulation_dtype
-from bi_inductor.templates.matmul.configurations import CHAINED, CONVERTING, NARROW, configuration
+from bi_inductor.templates.matmul.configurations import CHAINED, CONVERTING, Configuration, configuration
 from bi_inductor.templates.triton_template import broadcast, constant, lower, strided, template
 
 
@@ -25,8 +26,18 @@ def grid(batch: Any, m: Any, n: Any, meta: dict[str, Any], *, cdiv: Any) -> tupl
     return cdiv(m, meta["BLOCK_M"]) * cdiv(n, meta["BLOCK_N"]) * batch, 1, 1
 
 
-def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: float, beta: float) -> ir.TensorBox:
-    """``alpha * a @ b + beta * bias``: ``a`` [batch?, m, k], ``b`` [batch?, k, n] of any strides, ``bias`` broadcast to the result."""
+def chosen_for(device: torch.device | None, dtype: torch.dtype, n: Any) -> Configuration:
+    """The table's configuration for results of ``n`` columns, which may be an expression."""
+    n = V.graph.sizevars.simplify(sympy.sympify(n))
+    return configuration(target_of(device), dtype, int(n) if n.is_Integer else None)
+
+
+def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: float, beta: float, columns: Any = None) -> ir.TensorBox:
+    """``alpha * a @ b + beta * bias``: ``a`` [batch?, m, k], ``b`` [batch?, k, n] of any strides, ``bias`` broadcast to the result.
+
+    Args:
+        columns: what the tile is chosen by in the place of ``n``: the columns of one sample, where ``n`` holds the batch too.
+    """
     dtype = a.get_dtype()
     *batch, m, k = a.get_size()
     n = b.get_size()[-1]
@@ -34,7 +45,7 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
     inputs = {"A": realized(a), "B": realized(b)}
     if bias is not None:
         inputs["BIAS"] = broadcast(realized(bias), size)
-    chosen = configuration(target_of(a.get_device()), dtype, V.graph.sizevars.statically_known_leq(n, NARROW))
+    chosen = chosen_for(a.get_device(), dtype, n if columns is None else columns)
     chain = dtype in CHAINED
     kernel = template(
         "matmul",
@@ -92,7 +103,7 @@ def scaled_matmul(
     if bias is not None:
         inputs["BIAS"] = broadcast(realized(bias), [m, n])
     chain = out_dtype in (*CHAINED, torch.int32)
-    chosen = configuration(target, elements[0], V.graph.sizevars.statically_known_leq(n, NARROW))
+    chosen = chosen_for(a.get_device(), elements[0], n)
     variant = [name.lower() for name in [*inputs][2:]] + [name.removeprefix("bi.") or "plain" for name in convert] + ["runs"] * (not chain)
     kernel = template(
         "matmul",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.roofline import LINEARS, ROWS
 from bi_inductor.templates.library import FLOAT8
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
 
@@ -114,6 +115,18 @@ def test_a_group_has_the_bits_of_its_matmul(dtype: torch.dtype) -> None:
             if first < last:
                 assert_same_bits(found[first:last], product(x[first:last], weight[group]), f"rows {first} to {last}")
         assert_same_bits(found[ends[-1] :], torch.zeros_like(found[ends[-1] :]), "rows of no group")
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e5m2], ids=str)
+def test_columns_are_the_same_in_every_tile(dtype: torch.dtype) -> None:
+    """The tile follows the number of columns, which a transposed batch may be; on sm_90 and sm_100 so does the instruction's size."""
+    x, weight = randn(70, 1008).to(dtype).to(DEVICE), randn(16384, 1008, seed=1).to(dtype).to(DEVICE)
+    ops = torch.ops.bi_inductor
+    product = torch.compile(ops.scaled_matmul if dtype in FLOAT8 else ops.matmul, backend="batch_invariant", dynamic=False)
+    given = (torch.bfloat16,) if dtype in FLOAT8 else ()
+    whole = product(x, weight.t(), *given)
+    for columns in (16, 2064, 7184, 8208):
+        assert_same_bits(product(x, weight[:columns].t(), *given), whole[:, :columns], f"{columns} columns")
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
@@ -226,3 +239,15 @@ def test_time_beside_stock(name: str) -> None:
         runs = [compiled(name, x), compiled(name, x, backend="inductor"), compiled(name, x, backend="eager")]
         times = [milliseconds(functools.partial(run, x)) for run in runs]
         print(f"{name}, {m} rows: ours / stock compiled {times[0] / times[1]:.2f}, ours / eager {times[0] / times[2]:.2f}")
+
+
+def test_time_of_a_llamas_linears_beside_cublas() -> None:
+    """Prints ratios and rates of the linears of Llama-3-8B in bfloat16, which docs/performance.md models."""
+    product = torch.compile(functional.linear, backend="batch_invariant", dynamic=False)
+    for linear, (n, k) in LINEARS.items():
+        weight = randn(n, k, dtype=torch.bfloat16).to(DEVICE)
+        for rows, m in ROWS.items():
+            x = randn(m, k, dtype=torch.bfloat16, seed=1).to(DEVICE)
+            ours, cublas = (milliseconds(functools.partial(run, x, weight)) for run in (product, functional.linear))
+            rate, bandwidth = 2 * m * n * k / ours * 1e-9, 2 * (m * k + n * k + m * n) / ours * 1e-9
+            print(f"{linear} ({n} x {k}), {rows}: ours / cuBLAS {ours / cublas:.2f}, {rate:.0f} TFLOP/s, {bandwidth:.2f} TB/s")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
+from bi_inductor.templates.matmul import triton_lowering
+from bi_inductor.templates.matmul.configurations import ANY, CONFIGURATIONS, DEFAULT, Configuration, configuration
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.arithmetic import multiply_add
 from tests.interpreter.process import Interpreter
@@ -54,6 +59,47 @@ def test_bits_of_the_definition(interpreter: Interpreter, dtype: torch.dtype) ->
     assert_same_bits(found["bias"], (total + wide).to(dtype), "bias")
     assert_same_bits(found["scaled"], (total * 0.5 + wide * 3.0).to(dtype), "scaled")
     assert_same_bits(found["batch"], torch.stack([plain, reference(a, b.flip(1)).to(dtype)]), "batch")
+
+
+def test_a_configuration_follows_columns_and_keeps_the_blocks_along_k() -> None:
+    for target, kinds in CONFIGURATIONS.items():
+        for kind, rows in kinds.items():
+            assert list(rows) == sorted(rows) and list(rows)[-1] == ANY, (target, kind)
+            # A tile of 64 rows at least is what wgmma takes.
+            assert all(tile.block_m >= 64 for tile in rows.values()) or kind.startswith("float") or target == DEFAULT, (target, kind)
+            assert len({tile.block_k for tile in rows.values()}) == 1 or kind == "8 bit", (target, kind)
+    rows = CONFIGURATIONS["sm_90"]["16 bit"]
+    narrow, medium, wide = rows.values()
+    expected = {1: narrow, 2048: narrow, 2049: medium, 7168: medium, 7169: wide, 1 << 40: wide, None: medium}
+    assert {columns: configuration("sm_90", torch.float16, columns) for columns in expected} == expected
+    assert len({narrow, medium, wide}) == 3
+
+
+def with_tile(tile: Configuration, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``products`` with another configuration than the table's; a cache would not see that."""
+    with (
+        mock.patch.object(triton_lowering, "configuration", return_value=tile),
+        inductor_config.patch(force_disable_caches=True),
+    ):
+        result, codes = code_of(products, a, b, bias)
+    assert f"BLOCK_N : tl.constexpr = {tile.block_n}" in "".join(codes)
+    return result
+
+
+def test_every_tile_has_the_bits_of_the_definition(interpreter: Interpreter) -> None:
+    """With k in order inside a block; what a GPU does there is the business of tests/gpu."""
+    a, b, bias = (randn(*size, dtype=torch.bfloat16, seed=i) for i, size in enumerate([(5, 300), (300, 40), (40,)]))
+    plain = reference(a, b)
+    tiles = {tile for kinds in CONFIGURATIONS.values() for tile in kinds["16 bit"].values()}
+    assert len({(tile.block_m, tile.block_n) for tile in tiles}) >= 4
+    for tile in tiles:
+        found = interpreter.run(with_tile, tile, a, b, bias)
+        assert_same_bits(found["plain"], plain.to(torch.bfloat16), tile)
+        assert_same_bits(found["bias"], (plain + bias.float()).to(torch.bfloat16), tile)
+        assert_same_bits(found["batch"], torch.stack([plain, reference(a, b.flip(1))]).to(torch.bfloat16), tile)
+    # Control: in float32, whose products are rounded, runs of another length have other bits.
+    x, y = a.float() / 3, b.float() / 3
+    assert differences(reference(x, y), reference(x.double(), y.double()).float()) > 0
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,27 @@ def experts():
         return model, (torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16), torch.empty(8, dtype=torch.int32))
 
 
+def products_of(columns: int, *, eights: bool = False):
+    """Products whose results have so many columns: with an epilogue that reads another operand, of transposed storage with a K that no
+    block divides, of batches and of groups; or one of float8 with such an epilogue.
+    """
+    with torch.device("meta"):
+        if eights:
+            x, weight = torch.empty(96, 256), torch.empty(columns, 256)
+            x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+            scales, y = (torch.empty(96, 1), torch.empty(1, columns)), torch.empty(96, columns, dtype=torch.bfloat16)
+            product = functools.partial(torch._scaled_mm, out_dtype=torch.bfloat16)
+            return lambda x, weight, y, *scales: F.silu(product(x, weight.t(), *scales)) * y, (x, weight, y, *scales)
+
+        def model(x, weight, y, columns_of_x, rows_of_weight, batch, experts, ends):
+            with_epilogue = F.silu(F.linear(x, weight)) * y
+            transposed = columns_of_x.t() @ rows_of_weight
+            return with_epilogue, transposed, x @ batch, torch.ops.bi_inductor.grouped_matmul(x, experts, ends)
+
+        sizes = (96, 256), (columns, 256), (96, columns), (200, 96), (200, columns), (2, 256, columns), (4, 256, columns)
+        return model, (*(torch.empty(size, dtype=torch.bfloat16) for size in sizes), torch.empty(4, dtype=torch.int32))
+
+
 def eights():
     """Products of float8 with scales of rows and columns, of tensors, and in float32; of int8 weights, and of int8."""
 
@@ -273,7 +295,9 @@ def operator(name: str) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
 
 
 def __getattr__(name: str) -> Callable[[], Any]:
-    """``operator_matmul`` and the like."""
+    """``operator_matmul``, ``products_4096``, ``eights_4096`` and the like."""
+    if match := re.fullmatch(r"(products|eights)_(\d+)", name):
+        return functools.partial(products_of, int(match[2]), eights=match[1] == "eights")
     if name.startswith("operator_"):
         return functools.partial(operator, name.removeprefix("operator_"))
     raise AttributeError(name)

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from bi_inductor.command_line import main
 from bi_inductor.programs import load_program
 from bi_inductor.targets import TARGETS, TargetReport, compile_program
 from bi_inductor.targets.compile import compile_programs
+from bi_inductor.targets.description import configuration_text
+from bi_inductor.templates.matmul.configurations import configuration
 from tests.bi_inductor.test_operators import NAMES
 
 pytest.importorskip("triton")
@@ -26,7 +29,10 @@ BLOCKS = ["llama_block", "bert_block", "sums"]
 ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
+# Numbers of columns for every row of the matmul's table.
+COLUMNS = (256, 4096, 16384)
 COMMON = [
+    *(f"{kind}_{columns}" for kind in ("products", "eights") for columns in COLUMNS),
     "pointwise",
     "experts",
     "eights",
@@ -98,6 +104,24 @@ def test_matrices_go_through_matrix_units_and_float32_through_fma(target):
     (product,) = [kernel for kernel in compiled(target)["sums"].kernels if "_mm_" in kernel.name]
     # AMD's matrix units take float32 as it is.
     assert bool(product.instructions(MATRIX_INSTRUCTIONS[target])) is (target == "gfx942")
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_every_tile_fits_its_target(target):
+    for kind, dtype, count in (("products", torch.bfloat16, 4), ("eights", torch.float8_e4m3fn, 1)):
+        found = set()
+        for columns in COLUMNS:
+            tile, report = configuration(target, dtype, columns), compiled(target)[f"{kind}_{columns}"]
+            kernels = [kernel for kernel in report.kernels if "BLOCK_M : tl.constexpr" in kernel.source]
+            assert len(kernels) == count
+            for kernel in kernels:
+                # ptxas keeps 8 bytes of one aside on sm_80, though registers are free.
+                assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 8 * (target == "sm_80"), kernel.name
+                sizes = configuration_text(tile.constants, tile.warps, tile.stages).split(", ")
+                assert set(sizes) <= set(kernel.configuration.split(", ")), kernel.name
+                found.update(kernel.instructions(MATRIX_INSTRUCTIONS[target] + (r"|mma\.sync" if target.startswith("sm_") else "")))
+        # As many products are added at a time in every tile. On sm_90 the name tells columns too.
+        assert len({re.sub(r"\.m64n\d+k", ".m64nXk", name) for name in found}) == 1, found
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
