@@ -31,6 +31,18 @@ def target_of(device: torch.device | None) -> str:
     return name
 
 
+def multiprocessors(device: torch.device | None) -> int:
+    """How many programs run at the same time; 2 on the CPU, where the interpreter runs them one after the other."""
+    assert device is not None
+    if device.type == "cpu":
+        return 2
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    count = DeviceProperties.create(device).multi_processor_count
+    assert count is not None
+    return count
+
+
 @functools.cache
 def _say_once(name: str) -> None:
     warnings.warn(

@@ -140,7 +140,7 @@ def build(name: str, source: str, calls: int, target: Target) -> CompiledKernel:
 
 def _configuration(config: Any, constants: Mapping[str, Any]) -> str:
     """Block sizes, which Inductor's own kernels have from ``config`` and templates among their constants, then warps and stages."""
-    chosen = re.compile("BLOCK|GROUP|CHUNK|UNROLL|ROWS|CHAINS|AHEAD")
+    chosen = re.compile("BLOCK|GROUP|PROGRAMS|CHUNK|UNROLL|ROWS|CHAINS|AHEAD")
     sizes = {**config.kwargs, **{name: value for name, value in constants.items() if chosen.match(name)}}
     return configuration_text(sizes, config.num_warps, config.num_stages)
 

@@ -13,9 +13,11 @@ from torch._inductor.utils import is_triton_fp8_dtype_supported, triton_type
 from torch._inductor.virtualized import V
 
 from bi_inductor.errors import UnsupportedOpError
+from bi_inductor.templates import gpu
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.library import DTYPES, FLOAT8, accumulation_dtype
+from bi_inductor.templates.matmul import descriptors
 from bi_inductor.templates.matmul.configurations import CHAINED, CONVERTING, Configuration, configuration
 from bi_inductor.templates.triton_template import broadcast, constant, lower, strided, template
 
@@ -47,20 +49,22 @@ def matmul(a: ir.TensorBox, b: ir.TensorBox, bias: ir.TensorBox | None, alpha: f
         inputs["BIAS"] = broadcast(realized(bias), size)
     chosen = chosen_for(a.get_device(), dtype, n if columns is None else columns)
     chain = dtype in CHAINED
-    kernel = template(
-        "matmul",
-        "_".join(["matmul", *(["batched"] if batch else []), *(["bias"] if bias is not None else []), *([] if chain else ["runs"])]),
-        grid,
-        NAMES=tuple(inputs),
-        BATCHED=bool(batch),
-        CHAIN=chain,
-    )
+    variant = [*(["batched"] if batch else []), *(["bias"] if bias is not None else []), *([] if chain else ["runs"])]
+    settings: dict[str, Any] = {"NAMES": tuple(inputs), "BATCHED": bool(batch), "CHAIN": chain}
     constants: dict[str, Any] = {
         **chosen.constants,
         "EVEN_K": V.graph.sizevars.statically_known_multiple_of(k, chosen.block_k),
         "ALPHA": 1 if alpha == 1 else constant(alpha),
         "BETA": 1 if beta == 1 else constant(beta),
     }
+    transposed = descriptors.transposed(inputs["A"], inputs["B"]) if descriptors.asked_for(a.get_device()) else None
+    if transposed is not None:
+        settings |= {"A_TRANSPOSED": transposed[0], "B_TRANSPOSED": transposed[1]}
+        constants["PROGRAMS"] = gpu.multiprocessors(a.get_device())
+        layouts = [letter for letter, last in zip("ab", transposed, strict=True) if last]
+        kernel = template("matmul", "_".join(["matmul_tma", *layouts, *variant]), descriptors.grid, "descriptors", **settings)
+    else:
+        kernel = template("matmul", "_".join(["matmul", *variant]), grid, **settings)
     call_sizes = (batch[0] if batch else 1, m, n)
     return lower(kernel, inputs, size, constants, call_sizes, warps=chosen.warps, stages=chosen.stages, dtype=dtype)
 

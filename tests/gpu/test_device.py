@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from benchmarks.roofline import LINEARS, ROWS
 from bi_inductor.templates.library import FLOAT8
+from bi_inductor.templates.matmul.descriptors import OPTION
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -127,6 +128,20 @@ def test_columns_are_the_same_in_every_tile(dtype: torch.dtype) -> None:
     whole = product(x, weight.t(), *given)
     for columns in (16, 2064, 7184, 8208):
         assert_same_bits(product(x, weight[:columns].t(), *given), whole[:, :columns], f"{columns} columns")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_descriptors_have_the_bits_of_pointers(dtype: torch.dtype) -> None:
+    if torch.cuda.get_device_capability()[0] not in (9, 10):
+        pytest.skip("needs a tensor memory accelerator")
+    x, weight = randn(300, 1024, dtype=dtype).to(DEVICE), randn(4096, 1024, dtype=dtype, seed=1).to(DEVICE)
+    expected = torch.compile(functional.linear, backend="batch_invariant", dynamic=False)(x, weight)
+    run = torch.compile(functional.linear, backend="batch_invariant", dynamic=True, options={OPTION: True})
+    for m in (300, 1, 2, 17, 128, 129):
+        assert_same_bits(run(x[:m].clone(), weight), expected[:m], f"{m} rows")
+    # The same graph, from memory that no descriptor takes.
+    shifted = torch.empty(x.numel() + 1, dtype=dtype, device=DEVICE)[1:].view_as(x).copy_(x)
+    assert_same_bits(run(shifted, weight), expected, "beside a multiple of 16 bytes")
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)

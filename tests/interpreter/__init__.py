@@ -34,20 +34,24 @@ def run_compiled(function: Callable[..., Any], *args: Any, dynamic: bool | None 
         return compiled(function, dynamic, options)(*args)
 
 
-def run_batches(function: Callable[..., Any], calls: list[tuple[Any, ...]], dynamic: bool | None = None) -> list[Any]:
+def run_batches(
+    function: Callable[..., Any], calls: list[tuple[Any, ...]], dynamic: bool | None = None, options: dict[str, Any] | None = None
+) -> list[Any]:
     """The results of one compiled function for each tuple of arguments."""
     import torch
 
-    run = compiled(function, dynamic)
+    run = compiled(function, dynamic, options)
     with torch.no_grad():
         return [run(*args) for args in calls]
 
 
-def code_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> tuple[Any, list[str]]:
+def code_of(
+    function: Callable[..., Any], *args: Any, dynamic: bool | None = None, options: dict[str, Any] | None = None
+) -> tuple[Any, list[str]]:
     """The result of one call, and the Python code that Inductor wrote for each graph, Triton kernels included."""
     import torch
     from torch._inductor.utils import run_and_get_code
 
     with torch.no_grad():
-        result, codes = run_and_get_code(compiled(function, dynamic), *args)
+        result, codes = run_and_get_code(compiled(function, dynamic, options), *args)
     return result, codes

@@ -7,9 +7,11 @@ found here.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import expecttest
 import pytest
@@ -100,6 +102,16 @@ def sources() -> dict[str, str]:
     return result
 
 
+def source_by_descriptors() -> str:
+    """The source of ``matmul_bfloat16`` with the option that reads operands by descriptors."""
+    with mock.patch.dict(os.environ, {"ENABLE_PERSISTENT_TMA_MATMUL": "1"}):
+        (report,) = compile_programs([f"{__name__}:{matmul_bfloat16.__name__}"], "sm_90")
+    if isinstance(report, Exception):
+        raise report
+    (kernel,) = report.kernels
+    return shortened(kernel.source.replace(kernel.name, "kernel"), kernel.configuration)
+
+
 def shortened(source: str, configuration: str) -> str:
     """Warps, stages and the function alone, and of unrolled loads the first and the last; those between must be like them."""
     launch = ", ".join(configuration.split(", ")[-2:])
@@ -172,6 +184,59 @@ def kernel(arg_A, arg_B, out_ptr0):
     valid = valid_row & valid_column
     xindex = out_column + 256*out_row
     tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
+        )
+
+    def test_matmul_by_descriptors(self) -> None:
+        self.assertExpectedInline(
+            source_by_descriptors(),
+            """\
+# 4 warps, 4 stages
+def kernel(arg_A, arg_B, out_ptr0):
+    ACC_TYPE : tl.constexpr = tl.float32
+    ELEMENT : tl.constexpr = tl.bfloat16
+    RESULT : tl.constexpr = tl.float32
+    ACCUMULATOR : tl.constexpr = tl.float32
+    BLOCK_M : tl.constexpr = 64
+    BLOCK_N : tl.constexpr = 64
+    BLOCK_K : tl.constexpr = 64
+    GROUP_M : tl.constexpr = 8
+    EVEN_K : tl.constexpr = True
+    ALPHA : tl.constexpr = 1
+    BETA : tl.constexpr = 1
+    PROGRAMS : tl.constexpr = 132
+    INDEX_DTYPE : tl.constexpr = tl.int32
+    A = arg_A
+    B = arg_B
+
+    m = 100
+    n = 256
+    k = 512
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    a_blocks = tl.make_tensor_descriptor(A, [m, k], [512, 1], [BLOCK_M, BLOCK_K])
+    b_blocks = tl.make_tensor_descriptor(B, [k, n], [256, 1], [BLOCK_K, BLOCK_N])
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
+        # Neighbouring programs take the tiles of a few rows of tiles, so that they find B in the cache. The order decides no bits.
+        group = tile // (GROUP_M * tiles_n)
+        group_rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+        tile_in_group = tile % (GROUP_M * tiles_n)
+        tile_m = group * GROUP_M + tile_in_group % group_rows
+        tile_n = tile_in_group // group_rows
+        row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+        column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N).to(INDEX_DTYPE)
+        valid_row = row[:, None] < m
+        valid_column = column[None, :] < n
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for first in range(0, k, BLOCK_K):
+            a_block = a_blocks.load([tile_m * BLOCK_M, first])
+            b_block = b_blocks.load([first, tile_n * BLOCK_N])
+            total = tl.dot(a_block, b_block, total, out_dtype=ACCUMULATOR)
+        result = total.to(ELEMENT).to(RESULT)
+        out_row = row[:, None]
+        out_column = column[None, :]
+        valid = valid_row & valid_column
+        xindex = out_column + 256*out_row
+        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N])), result, valid)""",
         )
 
     def test_matmul_float32(self) -> None:
