@@ -28,7 +28,7 @@ from bi_inductor.templates.library import TEMPLATES, accumulation_dtype, read_so
 from bi_inductor.templates.operand import product
 
 # The jinja macros that a source may use.
-MACROS = ("common/rows.py.jinja", "common/groups.py.jinja", "matmul/tile.py.jinja")
+MACROS = ("common/rows.py.jinja", "common/groups.py.jinja", "matmul/tile.py.jinja", "attention/slices.py.jinja")
 
 
 @functools.cache

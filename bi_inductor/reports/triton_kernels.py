@@ -69,6 +69,9 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     from bi_inductor.templates.attention import configurations as attention
     from bi_inductor.templates.common.triton_rows import CONSTANTS, STAGES, WARPS
     from bi_inductor.templates.cumsum import configurations as scan
+    from bi_inductor.templates.grouped_matmul.configurations import GROUPED_DIMS
+    from bi_inductor.templates.grouped_matmul.configurations import stages as grouped_stages
+    from bi_inductor.templates.grouped_matmul.kernel import GROUPED
     from bi_inductor.templates.matmul import configurations as matmul
     from bi_inductor.templates.scatter import configurations as scatter
 
@@ -90,7 +93,11 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
             columns = sizes[2:]
         tile = matmul.configuration(target, dtype, math.prod(map(int, columns)) if all(size.isdigit() for size in columns) else None)
         quote = _STORED if operator == "scaled_matmul" else _CHAIN if dtype in matmul.CHAINED else _RUNS
-        return TritonKernel(configuration_text(tile.constants, tile.warps, tile.stages), quote)
+        stages = tile.stages
+        if operator == "grouped_matmul":
+            kind, _ = GROUPED_DIMS[GROUPED[len(_tensor(operands[0])[1]), len(_tensor(operands[1])[1])]]
+            stages = grouped_stages(tile, dtype, kind)
+        return TritonKernel(configuration_text(tile.constants, tile.warps, stages), quote)
     if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])
         dims = [int(_tensor(operand)[1][-1]) for operand in operands[: ATTENDING[operator]]]

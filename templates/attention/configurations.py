@@ -1,7 +1,8 @@
 """The pinned configurations of the Triton attention: one for each target, dtype and head dim.
 
-CHUNK, the number of keys whose scores share a maximum, is part of the numerics; no size that follows the batch chooses it. Tiles have 64
-queries for prefill and decode alike, so that both use one instruction family.
+CHUNK, the number of keys whose scores share a maximum, is part of the numerics; no size that follows the batch chooses it. Prefill and
+decode have tiles of one size, so that both use one instruction family. A wide row takes more registers than there are, so it may be
+multiplied in slices.
 
 Whether one program walks over all chunks or several share them may follow sizes (``shares_keys``), because both have the same bits: the
 sums of a chunk are the same source on the same tiles, and a second kernel merges them in the one program's order.
@@ -14,20 +15,33 @@ import dataclasses
 import torch
 
 from bi_inductor.templates import gpu
+from bi_inductor.templates.matmul.configurations import CHAINED
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Queries of a tile, keys of a chunk, warps and pipeline stages of one kernel."""
+    """Queries of a tile, keys of a chunk, warps and pipeline stages of one kernel, and the columns of a row that it holds at a time."""
 
     block_m: int
     chunk: int
     warps: int
     stages: int
+    slice: int = 256
+
+    def constants(self, dtype: torch.dtype, head_dim: int, value_dim: int) -> dict[str, int]:
+        """What the source is rendered with: rows of ``head_dim`` and ``value_dim`` columns in slices, the last one in REST columns.
+
+        RUN: products of a score that are one chain, as in matmul. A slice is a part of a run or the whole row, so slices decide no bits.
+        """
+        result = {"BLOCK_M": self.block_m, "CHUNK": self.chunk, "RUN": head_dim if dtype in CHAINED else 256}
+        for name, dim in (("D", head_dim), ("V", value_dim)):
+            block = min(padded(dim), self.slice)
+            result |= {f"BLOCK_{name}": block, f"REST_{name}": padded(dim - (dim - 1) // block * block)}
+        return {**result, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim}
 
 
 # target -> kind of element -> padded head dim -> configuration; a larger head dim has none.
-#                          queries chunk warps stages
+#                          queries chunk warps stages (slice)
 CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
     "sm_80": {
         "16 bit": {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(64, 32, 8, 1)},
@@ -39,7 +53,7 @@ CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
     },
     "sm_100": {
         "16 bit": {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(64, 32, 8, 1)},
-        "float32": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+        "float32": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1, slice=128)},
     },
     "gfx942": {
         "16 bit": {64: Configuration(64, 64, 4, 1), 128: Configuration(64, 32, 8, 1), 256: Configuration(64, 32, 8, 1)},
@@ -81,4 +95,5 @@ def padded(dim: int) -> int:
 def configuration(target: str, dtype: torch.dtype, head_dim: int) -> Configuration:
     """The configuration for rows of ``head_dim`` (the larger of those of keys and values, at most LARGEST_HEAD_DIM) on ``target``."""
     kind = "16 bit" if dtype in (torch.bfloat16, torch.float16) else "float32"
-    return CONFIGURATIONS[target][kind][max(64, padded(head_dim))]
+    table = CONFIGURATIONS[target][kind]
+    return table[min(largest for largest in table if head_dim <= largest)]

@@ -104,12 +104,7 @@ def attention(
         SPLIT=split,
     )
     constants: dict[str, Any] = {
-        "BLOCK_M": chosen.block_m,
-        "CHUNK": chosen.chunk,
-        "HEAD_DIM": dims[0],
-        "BLOCK_D": padded(dims[0]),
-        "VALUE_DIM": dims[-1],
-        "BLOCK_V": padded(dims[-1]),
+        **chosen.constants(dtype, dims[0], dims[-1]),
         "SCALE": constant(scale),
         # The logarithm of the sum is that of exponentials as they are.
         "WEIGHT": triton_type(dtype if v is not None else accumulation_dtype(dtype)),

@@ -9,13 +9,11 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
+from bi_inductor.templates.grouped_matmul.configurations import GROUPED_DIMS, stages
 from bi_inductor.templates.grouped_matmul.kernel import GROUPED
 from bi_inductor.templates.matmul.configurations import CHAINED
 from bi_inductor.templates.matmul.triton_lowering import chosen_for
 from bi_inductor.templates.triton_template import lower, template
-
-# What GROUPED counts, as the source calls it, and the size of the grouped dim there.
-GROUPED_DIMS = (("rows", "m"), ("columns", "n"), ("terms", "k"))
 
 
 @SymbolicGridFn
@@ -53,6 +51,6 @@ def grouped_matmul(a: ir.TensorBox, b: ir.TensorBox, ends: ir.TensorBox) -> ir.T
         {**chosen.constants, "EVEN_K": even},
         (m, n, groups if grouped == "rows" else 0, groups if grouped == "columns" else 0, groups if grouped == "terms" else 1),
         warps=chosen.warps,
-        stages=chosen.stages,
+        stages=stages(chosen, dtype, grouped),
         dtype=dtype,
     )

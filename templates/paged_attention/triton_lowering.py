@@ -13,7 +13,7 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
 from bi_inductor.errors import UnsupportedOpError
-from bi_inductor.templates.attention.configurations import FEW_QUERIES, LARGEST_HEAD_DIM, PART, configuration, padded, shares_keys
+from bi_inductor.templates.attention.configurations import FEW_QUERIES, LARGEST_HEAD_DIM, PART, configuration, shares_keys
 from bi_inductor.templates.attention.triton_lowering import merge
 from bi_inductor.templates.cpp_template import realized
 from bi_inductor.templates.gpu import target_of
@@ -71,10 +71,7 @@ def paged_attention(
         "LENGTHS": realized(lengths),
     }
     constants: dict[str, Any] = {
-        "BLOCK_M": chosen.block_m,
-        "CHUNK": chosen.chunk,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": padded(head_dim),
+        **chosen.constants(dtype, head_dim, head_dim),
         "SCALE": constant(scale),
         "WEIGHT": triton_type(dtype),
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest import mock
+
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bi_inductor.templates import gpu
-from bi_inductor.templates.attention.configurations import configuration
+from bi_inductor.templates.attention.configurations import CONFIGURATIONS, configuration
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import Interpreter
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
@@ -101,6 +105,31 @@ def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) ->
 
     exact = torchs(q.double(), k.double(), v.double())
     assert relative_error(found, exact) <= 1.5 * relative_error(torchs(q, k, v), exact)
+
+
+def attend_in_slices(columns: int, calls: list[tuple[torch.Tensor, ...]]) -> tuple[list[torch.Tensor], int]:
+    """``attend`` where a program multiplies ``columns`` of a row at a time, and how many products make a score in its source."""
+    table = CONFIGURATIONS[gpu.DEFAULT]["float32"]
+    sliced = {dim: dataclasses.replace(chosen, slice=columns) for dim, chosen in table.items()}
+    with mock.patch.dict(table, sliced), inductor_config.patch(force_disable_caches=True):
+        _, codes = code_of(attend, *calls[0])
+        return run_batches(attend, calls), codes[0].count("tl.dot(q")
+
+
+def test_slices_of_a_row_decide_no_bits(interpreter: Interpreter) -> None:
+    q, k, v = (torch.cat([t, t.flip(-1)], -1)[..., :42] for t in operands(5, 40, torch.float32))
+    # Values of other columns than keys, in the lowering that shares the keys among programs too.
+    longer = [t.repeat(1, 1, 2, 1) for t in (k, v)]
+    calls: list[tuple[torch.Tensor, ...]] = [(q, k, v[..., :40], causal_mask(5, 40)), (q[:, :, :1], longer[0], longer[1])]
+    whole, count = interpreter.run(attend_in_slices, 256, calls)
+    sliced, more = interpreter.run(attend_in_slices, 16, calls)
+    assert (count, more) == (1, 3)
+    for found, expected in zip(sliced, whole, strict=True):
+        assert_same_bits(found, expected)
+    # Control: columns in another order are other sums.
+    backwards: list[tuple[torch.Tensor, ...]] = [(*(t.flip(-1) for t in call[:3]), *call[3:]) for call in calls]
+    (turned, _), _ = interpreter.run(attend_in_slices, 16, backwards)
+    assert differences(turned.flip(-1), whole[0]) > 0
 
 
 def test_masked_keys_leave_the_sign_of_a_zero_and_keys_of_no_query_are_not_read(interpreter: Interpreter) -> None:

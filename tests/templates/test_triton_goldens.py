@@ -702,10 +702,13 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
     ACCUMULATOR : tl.constexpr = tl.float32
     BLOCK_M : tl.constexpr = 64
     CHUNK : tl.constexpr = 64
-    HEAD_DIM : tl.constexpr = 64
+    RUN : tl.constexpr = 64
     BLOCK_D : tl.constexpr = 64
-    VALUE_DIM : tl.constexpr = 64
+    REST_D : tl.constexpr = 64
     BLOCK_V : tl.constexpr = 64
+    REST_V : tl.constexpr = 64
+    HEAD_DIM : tl.constexpr = 64
+    VALUE_DIM : tl.constexpr = 64
     SCALE : tl.constexpr = 0.125
     WEIGHT : tl.constexpr = tl.bfloat16
     INDEX_DTYPE : tl.constexpr = tl.int32
@@ -747,7 +750,8 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
             mask=(dim[:, None] < HEAD_DIM) & (key[None, :] < keys),
             other=0.0,
         )
-        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR) * tl.full([1, 1], SCALE, ACCUMULATOR)
+        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
+        score = score * tl.full([1, 1], SCALE, ACCUMULATOR)
         allowed = valid_query[:, None] & (key[None, :] < keys)
         allowed = allowed & (key[None, :] <= query[:, None])
         score = tl.where(allowed, score, float("-inf"))
@@ -763,10 +767,10 @@ def kernel(arg_Q, arg_K, arg_V, out_ptr0):
         chunk_total = tl.dot(probability, v_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
         total = chunk.merged(total, factor, chunk_total, chunk_factor)
         maximum = larger
-    result = chunk.attended_rows(total, normalizer, attended > 0).to(ELEMENT).to(RESULT)
     out_query = query[:, None]
     out_dim = value_dim[None, :]
-    valid = valid_query[:, None] & (out_dim < VALUE_DIM)
+    valid = valid_query[:, None] & (out_dim < 64)
+    result = chunk.attended_rows(total, normalizer, attended > 0).to(ELEMENT).to(RESULT)
     xindex = out_dim + 64*out_query + 6400*head + 51200*batch
     tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, BLOCK_V])), result, valid)""",
         )
@@ -783,8 +787,13 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
     ACCUMULATOR : tl.constexpr = tl.float32
     BLOCK_M : tl.constexpr = 64
     CHUNK : tl.constexpr = 64
-    HEAD_DIM : tl.constexpr = 64
+    RUN : tl.constexpr = 64
     BLOCK_D : tl.constexpr = 64
+    REST_D : tl.constexpr = 64
+    BLOCK_V : tl.constexpr = 64
+    REST_V : tl.constexpr = 64
+    HEAD_DIM : tl.constexpr = 64
+    VALUE_DIM : tl.constexpr = 64
     SCALE : tl.constexpr = 0.125
     WEIGHT : tl.constexpr = tl.bfloat16
     INDEX_DTYPE : tl.constexpr = tl.int32
@@ -845,7 +854,7 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
     table = TABLE + g * (40)
     out_head = head[:, None]
     out_dim = dim[None, :]
-    valid = valid_row[:, None] & (out_dim < HEAD_DIM)
+    valid = valid_row[:, None] & (out_dim < 64)
     # A chunk without a key that the tile sees would change nothing.
     first_chunk = first_key // CHUNK
     last_chunk = tl.cdiv(last_key, CHUNK)
@@ -863,7 +872,8 @@ def kernel(arg_Q, arg_CACHE, arg_TABLE, arg_ENDS, arg_LENGTHS, out_ptr0):
         k_chunk = tl.load(
             k_head + place[None, :] + dim[:, None] * (1), mask=seen_key[None, :] & (dim[:, None] < HEAD_DIM), other=0.0
         )
-        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR) * tl.full([1, 1], SCALE, ACCUMULATOR)
+        score = tl.dot(q, k_chunk, input_precision="ieee", out_dtype=ACCUMULATOR)
+        score = score * tl.full([1, 1], SCALE, ACCUMULATOR)
         allowed = key[None, :] <= position[:, None]
         allowed = allowed & (key[None, :] > position[:, None] - 1000)
         score = tl.where(allowed, score, float("-inf"))

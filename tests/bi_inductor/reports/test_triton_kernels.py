@@ -51,6 +51,14 @@ def test_paged_attention_has_the_configuration_of_attention() -> None:
     assert paged is not None and attended is not None and paged.configuration == attended.configuration
 
 
+def test_groups_of_columns_have_fewer_stages() -> None:
+    rows, columns, ends = "float32[64, 64]", "float32[8, 64, 64]", "int32[8]"
+    by_rows = triton_kernel("grouped_matmul", [rows, columns, ends], "float32[64, 64]", "sm_100")
+    by_columns = triton_kernel("grouped_matmul", [columns, rows, ends], "float32[64, 64]", "sm_100")
+    assert by_rows is not None and by_columns is not None and by_columns.configuration.endswith("2 stages")
+    assert by_columns.configuration.split(", ")[:-1] == by_rows.configuration.split(", ")[:-1]
+
+
 def test_what_has_no_triton_template() -> None:
     eights = ["float8_e4m3fn[8, 64]", "float8_e4m3fn[64, 32]"]
     assert triton_kernel("scaled_matmul", eights, "float8_e4m3fn[8, 32]", "sm_80") is None

@@ -132,16 +132,18 @@ def bert_block():
 
 
 def experts():
-    """Grouped matmuls of a mixture of 8 experts: its rows, and what its gradients need; the rows in float32 too."""
+    """Grouped matmuls of a mixture of 8 experts: its rows, and what its gradients need, in bfloat16 and in float32."""
     grouped = torch.ops.bi_inductor.grouped_matmul
 
-    def model(x, weight, ends):
+    def model(x, weight, ends, wide, wide_weight):
         y = grouped(x, weight, ends)
-        return F.silu(y), grouped(weight, x.mT, ends), grouped(x.mT, y, ends), grouped(x.float(), weight.float(), ends)
+        float32 = grouped(wide, wide_weight, ends), grouped(wide_weight, wide.mT, ends), grouped(wide.mT, wide, ends)
+        return F.silu(y), grouped(weight, x.mT, ends), grouped(x.mT, y, ends), *float32
 
     with torch.device("meta"):
         bfloat16 = torch.bfloat16
-        return model, (torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16), torch.empty(8, dtype=torch.int32))
+        halves = torch.empty(96, 256, dtype=bfloat16), torch.empty(8, 256, 256, dtype=bfloat16)
+        return model, (*halves, torch.empty(8, dtype=torch.int32), torch.empty(96, 256), torch.empty(8, 256, 256))
 
 
 def products_of(columns: int, *, eights: bool = False):
@@ -243,6 +245,37 @@ def blocks_of_a_cache():
     with torch.device("meta"):
         q, cache = torch.empty(96, 8, 128, dtype=torch.bfloat16), torch.empty(512, 16, 2, 256, dtype=torch.bfloat16)
         return model, (q, cache, *(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,))))
+
+
+def every_attention():
+    """Attention of 16 bits and of float32 in every head dim of the table: causal, masked, over a cache, in a window, with shared keys."""
+    from bi_inductor.templates.attention.configurations import CONFIGURATIONS
+
+    ops, dims = torch.ops.bi_inductor, [*CONFIGURATIONS["sm_90"]["16 bit"]]
+
+    def model(tensors, numbers):
+        table, starts, lengths, few_starts = numbers
+        results = []
+        for q, k, v, mask, cache in tensors:
+            tokens = q[0].transpose(0, 1)
+            paged = functools.partial(ops.paged_attention, cache=cache, table=table, lengths=lengths, scale=0.125)
+            results += [
+                ops.attention(q, k[:, :, :96], v[:, :, :96], None, True),
+                ops.attention(q, k, v, mask),
+                ops.attention(q[:, :, :1], k, v),
+            ]
+            results += [ops.attention_lse(q, k), paged(tokens, starts=starts), paged(tokens, starts=starts, window=100)]
+            results += [paged(tokens[:12], starts=few_starts)]
+        return results
+
+    with torch.device("meta"):
+        tensors = []
+        for dtype in (torch.bfloat16, torch.float32):
+            for dim in dims:
+                q, *kv = (torch.empty(2, heads, length, dim, dtype=dtype) for heads, length in ((8, 96), (2, 2048), (2, 2048)))
+                cache = torch.empty(512, 16, 2, 2 * dim, dtype=dtype)
+                tensors.append((q, *kv, torch.empty(2, 1, 96, 2048, dtype=dtype), cache))
+        return model, (tensors, tuple(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,), (13,))))
 
 
 def shared_keys():

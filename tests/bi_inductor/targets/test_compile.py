@@ -42,6 +42,7 @@ COMMON = [
     "scatters",
     "blocks_of_a_cache",
     "shared_keys",
+    "every_attention",
     *BLOCKS,
 ]
 PROGRAMS = {
@@ -80,6 +81,15 @@ def test_pointwise_kernels_contract_nothing(target):
     assert kernel.instructions(multiplied) and not kernel.instructions(contracted)
     assert (kernel.spilled, kernel.calls) == (0, 1) and 0 < kernel.registers < 100
     assert kernel.bytes_moved == 4 * 8 * 96 * 4
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_no_kernel_spills_or_needs_more_shared_memory_than_there_is(target):
+    # Of the programs that are compiled for every target; float8 results are refused on sm_80.
+    reports = {name: report for name, report in compiled(target).items() if name in COMMON and isinstance(report, TargetReport)}
+    assert {name: report.faults for name, report in reports.items() if report.faults} == {}
+    templates = [kernel for report in reports.values() for kernel in report.kernels if "_tem_" in kernel.name]
+    assert len(templates) > 60 and all(kernel.occupancy > 0 for kernel in templates)
 
 
 @pytest.mark.parametrize("target", EVERY_TARGET)
@@ -128,10 +138,9 @@ def test_every_tile_fits_its_target(target):
 def test_grouped_matmuls_are_built_for_every_target(target):
     report = compiled(target)["experts"]
     kernels = [kernel for kernel in report.kernels if "grouped_matmul" in kernel.name]
-    assert len(kernels) == 4 and report.others == ()
+    assert len(kernels) == 6 and report.others == ()
     for kernel in kernels:
-        # ptxas keeps 16 bytes of the groups of columns aside on sm_100, though registers are free.
-        assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 16 * (target == "sm_100"), kernel.name
+        assert kernel.alternatives == 0 and kernel.occupancy > 0, kernel.name
         float32 = "tl.float32" in kernel.source.partition("ELEMENT : tl.constexpr = ")[2][:10]
         # As in matmul, float32 goes through matrix units on AMD alone.
         assert bool(kernel.instructions(MATRIX_INSTRUCTIONS[target])) is (not float32 or target == "gfx942"), kernel.name
@@ -146,7 +155,7 @@ def test_products_of_eight_bits_are_built_for_every_target(target):
     kernels = [kernel for kernel in report.kernels if "SCALE_A" in kernel.source or "MULTIPLIED" in kernel.source]
     assert len(kernels) == 5
     for kernel in kernels:
-        assert kernel.alternatives == 0 and kernel.occupancy > 0 and kernel.spilled <= 16 * (target == "sm_100"), kernel.name
+        assert kernel.alternatives == 0 and kernel.occupancy > 0, kernel.name
         found = set(kernel.instructions(MATRIX_INSTRUCTIONS[target] + (r"|mma\.sync" if target.startswith("sm_") else "")))
         # Scales and bias are rounded each for itself; erf of gelu is made of fma.
         contracted = kernel.instructions(r"fma\.\w+\.(ftz\.)?f32|v_(pk_)?(fma|mac|mad)_f32")
