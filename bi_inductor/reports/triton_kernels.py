@@ -73,6 +73,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
     from bi_inductor.templates.grouped_matmul.configurations import stages as grouped_stages
     from bi_inductor.templates.grouped_matmul.kernel import GROUPED
     from bi_inductor.templates.matmul import configurations as matmul
+    from bi_inductor.templates.sample_sum import configurations as sample_sum
     from bi_inductor.templates.scatter import configurations as scatter
 
     if operator == POINTWISE:
@@ -83,6 +84,8 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         return TritonKernel(configuration_text(scan.CONSTANTS, WARPS, STAGES), _LIBRARY if operator == "logcumsumexp" else "")
     if operator in SCATTERS:
         return TritonKernel(configuration_text(scatter.CONSTANTS, WARPS, STAGES))
+    if operator == "sample_sum":
+        return TritonKernel(configuration_text(sample_sum.CONSTANTS, sample_sum.WARPS, sample_sum.STAGES))
     if operator in ("matmul", "grouped_matmul", "convolution", "scaled_matmul"):
         dtype, sizes = _tensor(operands[0])[0], _tensor(result)[1]
         columns = sizes[-1:]

@@ -51,6 +51,11 @@ def test_paged_attention_has_the_configuration_of_attention() -> None:
     assert paged is not None and attended is not None and paged.configuration == attended.configuration
 
 
+def test_a_sum_over_samples_has_one_configuration() -> None:
+    kernels = [triton_kernel("sample_sum", [f"{dtype}[s0, 3]"], f"{dtype}[3]", "sm_90") for dtype in ("float32", "bfloat16")]
+    assert kernels[0] is not None and kernels[0] == kernels[1] and not kernels[0].quote
+
+
 def test_groups_of_columns_have_fewer_stages() -> None:
     rows, columns, ends = "float32[64, 64]", "float32[8, 64, 64]", "int32[8]"
     by_rows = triton_kernel("grouped_matmul", [rows, columns, ends], "float32[64, 64]", "sm_100")
@@ -65,6 +70,5 @@ def test_what_has_no_triton_template() -> None:
     assert triton_kernel("scaled_matmul", eights, "float8_e4m3fn[8, 32]", "sm_90") is not None
     assert triton_kernel("scaled_matmul", eights, "float8_e5m2fnuz[8, 32]", "sm_90") is None
     assert triton_kernel("scaled_matmul", eights, "float8_e5m2fnuz[8, 32]", "gfx942") is not None
-    assert triton_kernel("sample_sum", ["float32[4, 3]"], "float32[3]", "sm_90") is None
     assert triton_kernel("attention", ["float32[2, 4, 8, 288]"] * 3, "float32[2, 4, 8, 288]", "sm_90") is None
     assert triton_kernel("paged_attention", ["float32[8, 4, 288]", "float32[9, 16, 2, 576]"], "float32[8, 4, 288]", "sm_90") is None
