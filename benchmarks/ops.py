@@ -41,11 +41,17 @@ def _attention(name: str, batch: int, heads: int, queries: int, keys: int, dtype
 
 def ops(dtype: torch.dtype) -> Iterator[Op]:
     """All measured ops; weights are [out, in] as torch stores them."""
-    for size in (1024, 4096):
-        weight = torch.randn(size, size, dtype=dtype) / size**0.5
-        for rows in (1, 4, 16, 64, 256):
-            yield Op(f"linear {size}x{size}, {rows} rows", functional.linear, (torch.randn(rows, size, dtype=dtype), weight))
-    for rows, length in ((1, 4096), (1, 2**22), (64, 1024), (1024, 768), (16384, 64), (16384, 16)):
+    for columns, size in ((1024, 1024), (4096, 4096), (4096, 11008)):
+        weight = torch.randn(columns, size, dtype=dtype) / size**0.5
+        for rows in (1, 4, 16, 64, 256, 1024):
+            yield Op(f"linear {columns}x{size}, {rows} rows", functional.linear, (torch.randn(rows, size, dtype=dtype), weight))
+    stored = torch.randn(1024, 1024, dtype=dtype) / 32
+    for rows in (1, 16, 256):
+        yield Op(f"mm {rows}x1024 on 1024x1024", torch.mm, (torch.randn(rows, 1024, dtype=dtype), stored))
+    for batch, rows, size, columns in ((64, 128, 64, 128), (64, 128, 128, 64), (16, 256, 256, 256)):
+        a, b = torch.randn(batch, rows, size, dtype=dtype), torch.randn(batch, size, columns, dtype=dtype)
+        yield Op(f"bmm {batch} of {rows}x{size} on {size}x{columns}", torch.bmm, (a, b))
+    for rows, length in ((1, 4096), (1, 32000), (1, 2**22), (64, 1024), (512, 1024), (512, 32000), (1024, 768), (16384, 64), (16384, 16)):
         x, weight = torch.randn(rows, length, dtype=dtype), torch.randn(length, dtype=dtype)
         shape = f"{rows}x{length}"
         yield Op(f"softmax {shape}", lambda x: torch.softmax(x, -1), (x,))
