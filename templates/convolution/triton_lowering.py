@@ -9,9 +9,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import cat, constant_pad_nd, expand, permute, slice_, unsqueeze, view
 
+from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.convolution.kernel import output_sizes
 from bi_inductor.templates.matmul import triton_lowering
 from bi_inductor.templates.operand import product
@@ -26,9 +28,18 @@ def convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> TensorBox:
-    """``x`` [batch, channels, *size] with ``weight`` [out channels, channels / groups, *kernel]; the patches are copied."""
+    """``x`` [batch, channels, *size] with ``weight`` [out channels, channels / groups, *kernel]; the patches are copied.
+
+    Raises:
+        UnsupportedOpError: a size of the kernel is symbolic. Each of its positions is a tensor of the graph.
+    """
     batch, _, *size = x.get_size()
     out_channels, channels, *kernel = weight.get_size()
+    if any(sympy.sympify(k).free_symbols for k in kernel):
+        raise UnsupportedOpError(
+            f"a convolution on a GPU takes a kernel of known sizes; given {tuple(map(str, kernel))}. Allowed are parameters, and other "
+            "weights without dynamic=True"
+        )
     sizes = output_sizes(size, kernel, stride, padding, dilation)
     # The last dim first, as constant_pad_nd takes it.
     pads = [side for i in reversed(range(len(size))) for side in padding[2 * i : 2 * i + 2]]

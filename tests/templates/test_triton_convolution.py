@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.interpreter import code_of, run_batches, run_compiled
-from tests.interpreter.process import Interpreter
+from tests.interpreter.process import InterpretationError, Interpreter
 from tests.templates.rows import assert_same_bits, differences, randn
 from tests.templates.test_triton_matmul import reference
 
@@ -47,6 +47,24 @@ def test_bits_of_the_definition_in_every_batch(interpreter: Interpreter, dynamic
     assert_same_bits(whole[:3], expected)
     # Control: float64, rounded once, is something else, and so is another sample.
     assert differences(whole[:3], network(*(t.double() for t in (x[:3], *rest))).float()) > 0 and differences(whole[:1], whole[1:2]) > 0
+
+
+def of_a_parameter(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 108).view(4, 3, 3, 3), requires_grad=False)
+    return F.conv2d(x, weight, stride=2, padding=1)
+
+
+def test_sizes_of_the_input_may_be_symbolic(interpreter: Interpreter) -> None:
+    x = randn(3, 3, 9, 11)
+    large, *parts, small = interpreter.run(run_batches, of_a_parameter, [(x,), (x[:2],), (x[2:],), (x[..., :8, :8],)], True)
+    assert_same_bits(torch.cat(parts), large)
+    # All but the last column and row, beside which the smaller input has padding.
+    assert_same_bits(small[..., :3, :3], large[..., :3, :3])
+
+
+def test_a_symbolic_kernel_is_refused(interpreter: Interpreter) -> None:
+    with pytest.raises(InterpretationError, match="takes a kernel of known sizes; given"):
+        interpreter.run(run_compiled, F.conv2d, randn(3, 3, 9, 11), randn(4, 3, 3, 3), dynamic=True)
 
 
 def test_the_graph_is_made_of_templates_and_exact_sums_are_the_cpus(interpreter: Interpreter) -> None:
