@@ -31,10 +31,12 @@ class Op(NamedTuple):
 
 def _attention(name: str, batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, **settings: Any) -> Op:
     query = torch.randn(batch, heads, queries, 64, dtype=dtype)
-    key, value = (torch.randn(batch, heads, keys, 64, dtype=dtype) for _ in range(2))
+    key, value = (torch.randn(batch, settings.get("kv_heads", heads), keys, 64, dtype=dtype) for _ in range(2))
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=settings.get("is_causal", False))
+        return functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=settings.get("is_causal", False), enable_gqa="kv_heads" in settings
+        )
 
     return Op(f"attention {name}, {batch}x{heads}, {queries} on {keys}", attend, (query, key, value, settings.get("mask")))
 
@@ -64,6 +66,8 @@ def ops(dtype: torch.dtype) -> Iterator[Op]:
     yield _attention("37 left pads", 8, 4, 128, 128, dtype, mask=padded)
     yield _attention("decode", 8, 8, 1, 128, dtype)
     yield _attention("chunk", 1, 8, 4, 1024, dtype)
+    yield _attention("prefill, 4 queries a key", 1, 16, 1024, 1024, dtype, is_causal=True, kv_heads=4)
+    yield _attention("long decode", 1, 8, 1, 32768, dtype)
 
 
 def main() -> None:
