@@ -13,14 +13,21 @@ def distance_from_eager(uncompiled: Function, samples: int, reference: Mapping[i
     """The largest difference between ``reference`` and what the uncompiled function gives each sample alone.
 
     Differences are relative to the largest finite magnitude of their output among the samples; infinity where one result has NaN or an
-    infinity and the other does not, or where a number that is no floating-point number differs.
+    infinity and the other does not, where a number that is no floating-point number differs, or where dtypes, shapes or the number of
+    outputs do.
     """
     distances = [0.0]
     eager = [uncompiled.alone(sample, "eager") for sample in range(samples)]
+    if any(_forms(reference[sample]) != _forms(eager[sample]) for sample in range(samples)):
+        return float("inf")
     for number in range(len(eager[0])):
         expected = torch.stack([outputs[number] for outputs in eager])
         distances.append(_distance(torch.stack([reference[sample][number] for sample in range(samples)]), expected))
     return max(distances)
+
+
+def _forms(outputs: list[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(output.dtype, output.shape) for output in outputs]
 
 
 def _distance(given: torch.Tensor, expected: torch.Tensor) -> float:

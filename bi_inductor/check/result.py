@@ -62,7 +62,7 @@ class CheckResult:
         notes: what was left out, one a line below the table.
         smallest: the smallest failing batch that `shrink=True` found.
         eager_distance: the largest difference from eager that `eager=True` found, relative to the largest magnitude of its output;
-            infinity where one has NaN, an infinity or another whole number and the other does not.
+            infinity where one has NaN, an infinity, another whole number, dtype or shape and the other does not.
     """
 
     backend: str

@@ -408,6 +408,13 @@ def test_other_whole_numbers_are_infinitely_far() -> None:
     assert check(tripled, x, eager=True, backend=changed(lambda y: y + 1)).eager_distance == math.inf
 
 
+@pytest.mark.parametrize("change", [Tensor.double, lambda y: y[..., :1], lambda y: y[..., None]], ids=["dtype", "size", "dims"])
+def test_other_forms_are_infinitely_far(change: Callable[[Tensor], Tensor]) -> None:
+    """Also where the values are equal and sizes would broadcast."""
+    x = torch.ones(2, 2)
+    assert check(tripled, x, eager=True, backend=changed(change)).eager_distance == math.inf
+
+
 def test_gradients_count_too() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert check(torch.sin, x, eager=True, grad=True).eager_distance < 1e-6
