@@ -13,8 +13,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.roofline import LINEARS, ROWS
+from benchmarks.roofline import HEAD_DIM, HEADS, KEYS, KV_HEADS, LINEARS, REQUESTS, ROWS
 from bi_inductor.templates.library import FLOAT8
 from bi_inductor.templates.matmul.descriptors import OPTION
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
@@ -266,3 +267,20 @@ def test_time_of_a_llamas_linears_beside_cublas() -> None:
             ours, cublas = (milliseconds(functools.partial(run, x, weight)) for run in (product, functional.linear))
             rate, bandwidth = 2 * m * n * k / ours * 1e-9, 2 * (m * k + n * k + m * n) / ours * 1e-9
             print(f"{linear} ({n} x {k}), {rows}: ours / cuBLAS {ours / cublas:.2f}, {rate:.0f} TFLOP/s, {bandwidth:.2f} TB/s")
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
+
+
+def test_time_of_a_llamas_attention_beside_flash_attention() -> None:
+    """Prints ratios and rates in bfloat16: a prompt, and one query of each request."""
+    ours = torch.compile(attended, backend="batch_invariant", dynamic=False)
+    for name, (requests, tokens) in REQUESTS.items():
+        sizes = (HEADS, tokens), (KV_HEADS, KEYS), (KV_HEADS, KEYS)
+        q, k, v = (torch.randn(requests, *size, HEAD_DIM, dtype=torch.bfloat16, device=DEVICE) for size in sizes)
+        time = milliseconds(functools.partial(ours, q, k, v))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            flash = milliseconds(functools.partial(attended, q, k, v))
+        pairs = requests * HEADS * tokens * (KEYS if tokens == 1 else (KEYS + 1) / 2)
+        print(f"{name}: ours / flash attention {time / flash:.2f}, {4 * HEAD_DIM * pairs / time * 1e-9:.0f} TFLOP/s")
