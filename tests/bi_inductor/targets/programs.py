@@ -292,6 +292,21 @@ def shared_keys():
         return model, (q, *kv, mask, tokens, cache, *(torch.empty(size, dtype=torch.int32) for size in ((12, 64), (13,), (12,))))
 
 
+def batch_of(samples: int, *, dynamic: bool):
+    """Templates over a batch of so many samples, which is symbolic or not: a linear, attention, a norm, softmax, and a chain."""
+
+    def model(x, weight, scale):
+        q, k, v = F.linear(x, weight).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return F.rms_norm(out, (256,), scale).softmax(-1), out.cumsum(-1)
+
+    with torch.device("meta"):
+        x, *parameters = (torch.empty(size, dtype=torch.bfloat16) for size in ((samples, 16, 256), (768, 256), (256,)))
+    if dynamic:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    return model, (x, *parameters)
+
+
 def sums():
     """Reductions, softmax and a matmul in float32."""
 
@@ -328,9 +343,11 @@ def operator(name: str) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
 
 
 def __getattr__(name: str) -> Callable[[], Any]:
-    """``operator_matmul``, ``products_4096``, ``eights_4096`` and the like."""
+    """``operator_matmul``, ``products_4096``, ``eights_4096``, ``static_17``, ``dynamic_17`` and the like."""
     if match := re.fullmatch(r"(products|eights)_(\d+)", name):
         return functools.partial(products_of, int(match[2]), eights=match[1] == "eights")
+    if match := re.fullmatch(r"(static|dynamic)_(\d+)", name):
+        return functools.partial(batch_of, int(match[2]), dynamic=match[1] == "dynamic")
     if name.startswith("operator_"):
         return functools.partial(operator, name.removeprefix("operator_"))
     raise AttributeError(name)

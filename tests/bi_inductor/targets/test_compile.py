@@ -26,7 +26,9 @@ pytestmark = pytest.mark.xdist_group("targets")
 
 MODULE = "tests.bi_inductor.targets.programs"
 BLOCKS = ["llama_block", "bert_block", "sums"]
-ROWS = [f"rows_{size}" for size in (1, 2, 16, 17, 4096)]
+SIZES = (1, 2, 16, 17, 4096)
+ROWS = [f"rows_{size}" for size in SIZES]
+SAMPLES = [f"{kind}_{size}" for kind in ("static", "dynamic") for size in SIZES]
 # torch.ops.bi_inductor.*, without torch's own kernels one sample at a time.
 OPERATORS = [f"operator_{name}" for name in NAMES]
 # Numbers of columns for every row of the matmul's table.
@@ -57,6 +59,7 @@ PROGRAMS = {
         "fails",
         "flex",
         *ROWS,
+        *SAMPLES,
         *OPERATORS,
     ],
     "sm_100": COMMON,
@@ -304,13 +307,43 @@ def test_explain_refuses_what_a_compile_refuses(name):
 
 
 def test_one_binary_for_every_batch():
-    sizes = (1, 2, 16, 17, 4096)
-    kernels = [compiled("sm_90")[f"rows_{size}"].kernels[0] for size in sizes]
-    assert [kernel.bytes_moved for kernel in kernels] == [2 * size * 96 * 4 for size in sizes]
+    kernels = [compiled("sm_90")[f"rows_{size}"].kernels[0] for size in SIZES]
+    assert [kernel.bytes_moved for kernel in kernels] == [2 * size * 96 * 4 for size in SIZES]
     # A block of threads is larger for more elements, and no element follows its block. A number of rows divisible by 16 changes nothing.
-    of = {size: (kernel.configuration, kernel.assembly) for size, kernel in zip(sizes, kernels, strict=True)}
+    of = {size: (kernel.configuration, kernel.assembly) for size, kernel in zip(SIZES, kernels, strict=True)}
     assert of[16] == of[17]
     assert len(set(of.values())) == len({configuration for configuration, _ in of.values()})
+
+
+def templates_of(kind, size):
+    """The kernels of templates in the program ``kind``_``size``."""
+    report = compiled("sm_90")[f"{kind}_{size}"]
+    assert report.faults == [] and report.others == ()
+    return [kernel for kernel in report.kernels if "_tem_" in kernel.name]
+
+
+def test_templates_are_one_binary_for_every_batch_that_is_not_known():
+    first, *others = ([kernel.assembly for kernel in templates_of("dynamic", size)] for size in SIZES[1:])
+    assert len(first) == 5 and all(other == first for other in others)
+    # Control: a batch that is known is written into the kernels.
+    assert first != [kernel.assembly for kernel in templates_of("static", 2)]
+
+
+def test_templates_have_one_configuration_for_every_batch_that_is_known():
+    expected = [
+        "BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8, 4 warps, 4 stages",
+        "BLOCK_M=64, CHUNK=64, BLOCK_D=64, BLOCK_V=64, 8 warps, 2 stages",
+        "UNROLL=4, BLOCK=256, GROUPS=0, 1 warp, 1 stage",
+        "UNROLL=4, BLOCK=256, 1 warp, 1 stage",
+        "CHAINS=32, AHEAD=8, 1 warp, 1 stage",
+    ]
+    products = r"wgmma\.mma_async|mma\.sync"
+    units = [set(kernel.instructions(products)) for kernel in templates_of("dynamic", 17)]
+    # torch takes a batch of one for known always.
+    for kind, size in [*(("static", size) for size in SIZES), ("dynamic", 1), ("dynamic", 17)]:
+        kernels = templates_of(kind, size)
+        assert [kernel.configuration for kernel in kernels] == expected, (kind, size)
+        assert [set(kernel.instructions(products)) for kernel in kernels] == units, (kind, size)
 
 
 def test_the_command(capsys, tmp_path, monkeypatch):
