@@ -23,9 +23,9 @@ inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a
   // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. The widest tile, of four rows by six
   // columns of floats, beats the panels with any number of rows.
   constexpr bool widest = BI_AVX512 && std::is_same<T, float>::value;
-  const bool few_rows = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k >= 384);
+  const bool along_k = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k >= 384);
   const bool short_k = k <= (a_col == 1 ? 256 : 192);
-  if (few_rows && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::lanes;
+  if (along_k && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::lanes;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;
   if (m <= 16 && b_col == 1 && (!short_k || (m <= 8 && n > 128))) return MatmulSchedule::strips;
   return short_k ? MatmulSchedule::short_k : MatmulSchedule::passes;
@@ -63,10 +63,9 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
   const int64_t used = math::max<int64_t>(1, math::min<int64_t>(threads, int64_t(double(batch) * cost / 16384)));
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
   // Whichever cut copies less: every part packs its own rows of A and, for panels, columns of B.
-  const bool panels = schedule == MatmulSchedule::passes || schedule == MatmulSchedule::short_k;
   const bool lanes = schedule == MatmulSchedule::lanes || schedule == MatmulSchedule::few_columns;
   const bool split_rows = schedule == MatmulSchedule::few_columns ||
-                          ((panels || schedule == MatmulSchedule::lanes) && (n < 16 * parts || m >= 8 * n || m > 384 * parts));
+                          (schedule != MatmulSchedule::strips && (n < 16 * parts || m >= 8 * n || m > 384 * parts));
   // Whole tiles for every part; few columns are rows of the tile.
   const int64_t grain = lanes ? lanes_columns<A> : split_rows ? panel_rows<A> : 16;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {

@@ -28,14 +28,14 @@ inline void multiply_lanes(const MatmulEntry<T>& e, bool rows_are_short, int64_t
   const int64_t region = math::max<int64_t>(16, 8192 / block / group) * group;
   MatmulBuffers<A>& buffers = MatmulBuffers<A>::of_this_thread();
   A* packed = buffers.rows.reserve(block * stride + 1);
+  // Converting (or gathering) a group of long vectors pays once several short ones use it.
+  const bool copy_group = long_k != 1 || (!std::is_same<T, A>::value && block > 4);
+  A* copied = copy_group ? buffers.columns.reserve(group * stride + 1) : nullptr;
   const bool in_place = rows_are_short && e.stores_sums_in_out();
   A* scratch = in_place ? nullptr : buffers.sums.reserve(block * (region + 1));
   for (int64_t s0 = short_begin; s0 < short_end; s0 += block) {
     const int64_t few = math::min(block, short_end - s0);
     copy_vectors(short_side + s0 * short_stride, short_stride, short_k, few, e.k, packed, stride);
-    // Converting (or gathering) a group of long vectors pays once several short ones use it.
-    const bool copy_group = long_k != 1 || (!std::is_same<T, A>::value && few > 4);
-    A* copied = copy_group ? buffers.columns.reserve(group * stride + 1) : nullptr;
     for (int64_t n0 = begin; n0 < end; n0 += region) {
       const int64_t n1 = math::min(end, n0 + region);
       A* sums = in_place ? reinterpret_cast<A*>(e.out) + s0 * e.out_row + n0 : scratch;
