@@ -54,16 +54,19 @@ class Row(NamedTuple):
     fraction: float
 
 
+def bounded(target: Target, moved: int, operations: int, tiles: int, multiplied: float, read: float, dtype: str) -> Row:
+    """What bounds a kernel: see above. ``multiplied`` operations and ``read`` bytes of the cache are those of one tile."""
+    waves = -(-tiles // target.multiprocessors)
+    peak, memory = target.operations[dtype], moved / target.bandwidth
+    seconds = max(memory, waves * target.multiprocessors * max(multiplied / peak, read / CACHE[target.name]))
+    return Row(moved, operations, tiles, waves, seconds, max(memory, operations / peak) / seconds)
+
+
 def modelled(target: Target, m: int, n: int, k: int, tile: tuple[int, int], dtype: str = "bf16", size: int = 2) -> Row:
     """``[m, k] @ [k, n]`` in tiles of ``tile`` (rows, columns); ``fraction`` is that of the faster of the two peaks' bound."""
     moved, operations = size * (m * k + k * n + m * n), 2 * m * n * k
     tiles = -(-m // tile[0]) * -(-n // tile[1])
-    waves = -(-tiles // target.multiprocessors)
-    per_tile = 2 * tile[0] * tile[1] * k / (target.operations[dtype] / target.multiprocessors)
-    read_per_tile = size * (min(tile[0], m) + tile[1]) * k / (CACHE[target.name] / target.multiprocessors)
-    memory = moved / target.bandwidth
-    seconds = max(memory, waves * max(per_tile, read_per_tile))
-    return Row(moved, operations, tiles, waves, seconds, max(memory, operations / target.operations[dtype]) / seconds)
+    return bounded(target, moved, operations, tiles, 2 * tile[0] * tile[1] * k, size * (min(tile[0], m) + tile[1]) * k, dtype)
 
 
 def modelled_attention(target: Target, requests: int, tokens: int, rows: int, parts: int = 1) -> Row:
@@ -81,13 +84,8 @@ def modelled_attention(target: Target, requests: int, tokens: int, rows: int, pa
     moved = 2 * requests * HEAD_DIM * (2 * KEYS * KV_HEADS + 2 * tokens * HEADS)
     operations = 4 * HEAD_DIM * HEADS * requests * pairs
     tiles = requests * KV_HEADS * len(last) * parts
-    waves = -(-tiles // target.multiprocessors)
-    per_tile = 4 * rows * HEAD_DIM * seen / parts / (target.operations["bf16"] / target.multiprocessors)
     read = 2 * HEAD_DIM * (min(rows, tokens * sharing) + 2 * seen / parts)
-    read_per_tile = read / (CACHE[target.name] / target.multiprocessors)
-    memory = moved / target.bandwidth
-    seconds = max(memory, waves * max(per_tile, read_per_tile))
-    return Row(moved, operations, tiles, waves, seconds, max(memory, operations / target.operations["bf16"]) / seconds)
+    return bounded(target, moved, operations, tiles, 4 * rows * HEAD_DIM * seen / parts, read, "bf16")
 
 
 def attention_table(target: Target) -> str:
