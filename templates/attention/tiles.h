@@ -5,6 +5,7 @@
 // every chain runs in ascending order whichever tile computes it.
 #pragma once
 
+#include "../common/exponential.h"
 #include "../common/registers.h"
 #include "../common/vector.h"
 

@@ -43,6 +43,19 @@ BI_INLINE Vec<A> first_lanes(Vec<A> x, int64_t count) {
   return x.first_lanes(count);
 }
 
+// In place of an accumulator that has no term yet: a first term is taken as it is, which saves short sums half of their additions. A lane
+// of -0 that should be +0 is all that may come of it, and step 3 of the lane sum makes that invisible.
+struct Nothing {};
+
+template <class A>
+BI_INLINE Vec<A> operator+(Nothing, Vec<A> x) {
+  return x;
+}
+template <class A>
+BI_INLINE Vec<A> fma(Vec<A> a, Vec<A> b, Nothing) {
+  return a * b;
+}
+
 // Calls body(i, Full()) for each whole vector of 0..n and body(i, count) for the rest, if any.
 template <class Body>
 BI_INLINE void for_each_vector(int64_t n, const Body& body) {
@@ -75,27 +88,27 @@ inline T* scratch(int64_t count) {
 template <class A>
 constexpr int accumulators = sizeof(A) == 4 ? 8 : 4;
 
-// Adds terms 0..n to the 16 vectors of lanes; term 0 belongs to lane 0. step(accumulator, i, count) returns the accumulator with the
-// terms i..i+8 (the first `count` of them) taken in.
+// Adds terms 0..n to vectors first..last of the 16 vectors of lanes; term 0 belongs to lane 0. step(accumulator, i, count) returns the
+// accumulator with the terms i..i+8 (the first `count` of them) taken in.
 template <class A, int group = accumulators<A>, class Step>
-BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step) {
+BI_INLINE void accumulate_lanes(Vec<A>* lanes, int64_t n, const Step& step, int first = 0, int last = 16) {
   // A block is read once for each group of accumulators, so it has to fit the first-level cache.
   constexpr int64_t block = 32 * sum_lanes;
   const int64_t whole = n - n % sum_lanes;
   for (int64_t begin = 0; begin < whole; begin += block) {
     const int64_t end = math::min(begin + block, whole);
-    for (int first = 0; first < 16; first += group) {
+    for (int member = first; member < last; member += group) {
       Vec<A> accumulator[group];
-      for (int j = 0; j < group; j++) accumulator[j] = lanes[first + j];
-      for (int64_t i = begin + 8 * first; i < end; i += sum_lanes) {
+      for (int j = 0; j < group; j++) accumulator[j] = lanes[member + j];
+      for (int64_t i = begin + 8 * member; i < end; i += sum_lanes) {
 #pragma GCC unroll 16
         for (int j = 0; j < group; j++) accumulator[j] = step(accumulator[j], i + 8 * j, Full());
       }
-      for (int j = 0; j < group; j++) lanes[first + j] = accumulator[j];
+      for (int j = 0; j < group; j++) lanes[member + j] = accumulator[j];
     }
   }
   for_each_vector(n - whole, [&](int64_t i, auto count) __attribute__((always_inline)) {
-    lanes[i / 8] = step(lanes[i / 8], whole + i, count);
+    if (i / 8 >= first && i / 8 < last) lanes[i / 8] = step(lanes[i / 8], whole + i, count);
   });
 }
 
@@ -118,9 +131,9 @@ BI_INLINE Vec<A> few_eight_lanes(int64_t n, const Step& step) {
   for (int j = 0; j < vectors; j++) {
     const int64_t left = n - 8 * j;
     if (j < vectors / 2 || left >= 8)
-      lanes[j] = step(Vec<A>::zero(), 8 * j, Full());
+      lanes[j] = step(Nothing(), 8 * j, Full());
     else
-      lanes[j] = left > 0 ? step(Vec<A>::zero(), 8 * j, left) : Vec<A>::zero();
+      lanes[j] = left > 0 ? step(Nothing(), 8 * j, left) : Vec<A>::zero();
   }
   return fold_vectors<vectors>(lanes);
 }
@@ -133,7 +146,7 @@ BI_INLINE Vec<A> eight_lanes(int64_t n, const Step& step) {
     // As in few_eight_lanes, for any number of vectors.
     int used = 0;
     for_each_vector(n, [&](int64_t i, auto count) __attribute__((always_inline)) {
-      lanes[used++] = step(Vec<A>::zero(), i, count);
+      lanes[used++] = step(Nothing(), i, count);
     });
     if (used == 0) return Vec<A>::zero();
     int width = 1;
@@ -182,12 +195,12 @@ BI_INLINE Vec<A> lane_sums(int64_t rows, int64_t n, const StepOf& step_of) {
 // Steps of the two sums that most ops need: x, and the squares of x - center.
 template <class A, class T>
 BI_INLINE auto sum_step(const T* x) {
-  return [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) { return accumulator + load<A>(x + i, count); };
+  return [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) { return accumulator + load<A>(x + i, count); };
 }
 template <class A, class T>
 BI_INLINE auto sum_squares_step(const T* x, A center) {
   const Vec<A> c = Vec<A>::fill(center);
-  return [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+  return [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
     const Vec<A> deviation = first_lanes(load<A>(x + i, count) - c, count);
     return fma(deviation, deviation, accumulator);
   };
@@ -206,6 +219,28 @@ BI_INLINE A sum_squares_row(int64_t n, const T* x, A center) {
   return lane_sum<A>(n, sum_squares_step(x, center));
 }
 
+// Whether threads share the lanes of a sum instead of the rows: there are more threads than rows and the rows are long. `cost` is that of
+// one term in element operations.
+inline bool threads_share_lanes(int64_t rows, int64_t n, double cost, int64_t threads) {
+  return threads >= 2 && 2 * rows <= threads && double(n) * cost >= 65536;
+}
+
+// The lane sum of n terms, its lanes shared between two or eight threads; eight take a cache line of floats each.
+template <class A, class Step>
+BI_INLINE A shared_lane_sum(int64_t n, double cost, int64_t threads, const Step& step) {
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  const int parts = threads < 8 ? 2 : 8;
+  parallel_for(parts, double(n) * cost / parts, int(threads), [&](int64_t begin, int64_t end) {
+    for (int part = int(begin); part < int(end); part++)
+      if (parts == 2)
+        accumulate_lanes<A>(lanes, n, step, 8 * part, 8 * part + 8);
+      else
+        accumulate_lanes<A, 2>(lanes, n, step, 2 * part, 2 * part + 2);
+  });
+  return fold_lanes<16>(lanes);
+}
+
 constexpr int64_t column_block = 512;
 
 // Lane sums of up to column_block neighbouring columns at once, the fold by halves walked depth first: the sum of the lanes congruent to
@@ -216,11 +251,10 @@ constexpr int64_t column_block = 512;
 // `spare` (7 * column_block) are padded to whole vectors.
 template <class A, class Step>
 BI_NOINLINE void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t stride, const Step& step, A* result, A* spare) {
-  const Vec<A> zero = Vec<A>::zero();
   if (n <= sum_lanes && lane + 3 * stride < n && lane + 4 * stride >= n) {  // four lanes of one term each
     for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
-      const Vec<A> even = step(zero, lane, c, count) + step(zero, lane + 2 * stride, c, count);
-      const Vec<A> odd = step(zero, lane + stride, c, count) + step(zero, lane + 3 * stride, c, count);
+      const Vec<A> even = step(Nothing(), lane, c, count) + step(Nothing(), lane + 2 * stride, c, count);
+      const Vec<A> odd = step(Nothing(), lane + stride, c, count) + step(Nothing(), lane + 3 * stride, c, count);
       (even + odd).store(result + c);
     });
     return;
@@ -228,7 +262,7 @@ BI_NOINLINE void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t 
   if (stride >= sum_lanes || lane + stride >= n) {  // one lane
     int64_t i = lane;
     for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
-      step(zero, i, c, count).store(result + c);
+      step(Nothing(), i, c, count).store(result + c);
     });
     for (i += sum_lanes; i + 3 * sum_lanes < n; i += 4 * sum_lanes)
       for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
@@ -248,11 +282,33 @@ BI_NOINLINE void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t 
   for (int64_t c = 0; c < columns; c += 8) (Vec<A>::load(result + c) + Vec<A>::load(spare + c)).store(result + c);
 }
 
+// fold_columns for columns so few that all their lanes fit a cache together: terms are read in the order in which they lie in memory.
+constexpr int64_t few_columns = 64;
+template <class A, class Step>
+BI_NOINLINE void stream_columns(int64_t n, int64_t columns, const Step& step, A* result) {
+  const int64_t padded = (columns + 7) / 8 * 8;
+  A* lanes = scratch<A, 1>(sum_lanes * padded);
+  for (int64_t i = 0; i < sum_lanes * padded; i++) lanes[i] = 0;
+  for (int64_t i = 0; i < n; i++) {
+    A* lane = lanes + i % sum_lanes * padded;
+    for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+      step(Vec<A>::load(lane + c), i, c, count).store(lane + c);
+    });
+  }
+  for (int64_t half = sum_lanes / 2 * padded; half >= padded; half /= 2)
+    for (int64_t i = 0; i < half; i += 8) (Vec<A>::load(lanes + i) + Vec<A>::load(lanes + half + i)).store(lanes + i);
+  for (int64_t c = 0; c < padded; c++) result[c] = lanes[c];
+}
+
 // result[c] = the lane sum of n >= 1 terms of column c; see fold_columns for `step`. `result` holds column_block elements.
 template <class A, class Step>
 inline void column_sums(int64_t n, int64_t columns, const Step& step, A* result) {
-  A spare[7 * column_block];
-  fold_columns(n, columns, int64_t(0), int64_t(1), step, result, spare);
+  if (columns <= few_columns && n >= 4 * sum_lanes) {
+    stream_columns(n, columns, step, result);
+  } else {
+    A spare[7 * column_block];
+    fold_columns(n, columns, int64_t(0), int64_t(1), step, result, spare);
+  }
   for (int64_t c = 0; c < columns; c++) result[c] = result[c] + A(0);
 }
 

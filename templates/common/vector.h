@@ -3,12 +3,11 @@
 // Numerics: every operation is one IEEE operation per lane, rounded to nearest-even; fma has one rounding; nothing is contracted or
 // reassociated (build with -ffp-contract=off -fsigned-zeros). AVX2 machines use intrinsics, all others plain loops over the lanes; sixteen
 // lanes of floats are one register where there is AVX512.
-// docs/numerics.md sections 1, 2 and 5 define what the sums and exp below compute.
+// docs/numerics.md sections 1 and 2 define what the conversions and folds below compute.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 
 #include "math.h"
@@ -229,11 +228,19 @@ struct Vec<double> {
   static BI_INLINE Vec fill(double value) { return {_mm256_set1_pd(value), _mm256_set1_pd(value)}; }
   static BI_INLINE Vec load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
   static BI_INLINE Vec load(const float* p) { return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))}; }
-  template <class T>
-  static BI_INLINE Vec load(const T* p, int64_t count, double other = 0) {
-    double padded[8];
-    for (int i = 0; i < 8; i++) padded[i] = i < count ? p[i] : other;
-    return load(padded);
+  // All bits of those lanes of first..first+4 that are below `count`.
+  static BI_INLINE __m256i mask_of_four(int64_t count, int64_t first) {
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(first, first + 1, first + 2, first + 3));
+  }
+  static BI_INLINE Vec load(const double* p, int64_t count, double other = 0) {
+    const __m256i low = mask_of_four(count, 0), high = mask_of_four(count, 4);
+    const __m256d rest = _mm256_set1_pd(other);
+    return {_mm256_blendv_pd(rest, _mm256_maskload_pd(p, low), _mm256_castsi256_pd(low)),
+            _mm256_blendv_pd(rest, _mm256_maskload_pd(p + 4, high), _mm256_castsi256_pd(high))};
+  }
+  static BI_INLINE Vec load(const float* p, int64_t count, float other = 0) {
+    const __m256 x = Vec<float>::load(p, count, other).v;
+    return {_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))};
   }
   BI_INLINE void store(double* p) const {
     _mm256_storeu_pd(p, lo);
@@ -250,9 +257,8 @@ struct Vec<double> {
     copy_partial(p, full, count);
   }
   BI_INLINE Vec first_lanes(int64_t count) const {
-    double lane[8];
-    store(lane);
-    return load(lane, count);
+    return {_mm256_and_pd(lo, _mm256_castsi256_pd(mask_of_four(count, 0))),
+            _mm256_and_pd(hi, _mm256_castsi256_pd(mask_of_four(count, 4)))};
   }
   friend BI_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
   friend BI_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
@@ -427,142 +433,6 @@ BI_INLINE A max_lanes(Vec<A> x) {
   for (int i = 1; i < 8; i++) result = result != result || result > lane[i] ? result : lane[i];
   return result;
 }
-
-// exp32 and exp64 of docs/numerics.md section 5, one lane: also the scalar spelling that other instruction sets loop over.
-inline float exp_lane(float x) {
-  if (x != x) return x;
-  if (x < -87.33654f) return 0.0f;
-  if (x > 88.37626f) return std::numeric_limits<float>::infinity();
-  const float k = math::nearbyint(x * 1.44269504088896341f);
-  float r = math::fma(k, -0.693359375f, x);
-  r = math::fma(k, 2.12194440e-4f, r);
-  float p = 1.9875691500e-4f;
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = math::fma(p, r, c);
-  p = math::fma(p, r * r, r + 1.0f);
-  const int exponent = int(k);
-  if (exponent == 128) return p * 0x1p127f * 2.0f;
-  return p * float_from_bits(uint32_t(exponent + 127) << 23);
-}
-
-inline double exp_lane(double x) {
-  static constexpr double coefficient[14] = {1.0,
-                                             1.0,
-                                             1.0 / 2,
-                                             1.0 / 6,
-                                             1.0 / 24,
-                                             1.0 / 120,
-                                             1.0 / 720,
-                                             1.0 / 5040,
-                                             1.0 / 40320,
-                                             1.0 / 362880,
-                                             1.0 / 3628800,
-                                             1.0 / 39916800,
-                                             1.0 / 479001600,
-                                             1.0 / 6227020800.0};
-  if (x != x) return x;
-  if (x < -708.39) return 0.0;
-  if (x > 709.78) return std::numeric_limits<double>::infinity();
-  const double k = math::nearbyint(x * 1.4426950408889634);
-  double r = math::fma(k, -0x1.62e42fefa39efp-1, x);
-  r = math::fma(k, -0x1.abc9e3b39803fp-56, r);
-  double p = coefficient[13];
-  for (int j = 12; j >= 0; j--) p = math::fma(p, r, coefficient[j]);
-  const int64_t exponent = int64_t(k);
-  if (exponent == 1024) return p * 0x1p1023 * 2.0;
-  const uint64_t bits = uint64_t(exponent + 1023) << 52;
-  double scale;
-  std::memcpy(&scale, &bits, 8);
-  return p * scale;
-}
-
-template <class A>
-BI_INLINE Vec<A> exp(Vec<A> x) {
-  A lane[8];
-  x.store(lane);
-  for (int i = 0; i < 8; i++) lane[i] = exp_lane(lane[i]);
-  return Vec<A>::load(lane);
-}
-
-#if BI_AVX2
-template <>
-BI_INLINE Vec<float> exp(Vec<float> x) {
-  const __m256 low = _mm256_set1_ps(-87.33654f), high = _mm256_set1_ps(88.37626f);
-  // minps/maxps return the second operand when one is NaN; lanes with NaN are restored at the end.
-  const __m256 clamped = _mm256_min_ps(_mm256_max_ps(x.v, low), high);
-  const __m256 k = _mm256_round_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(1.44269504088896341f)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fmadd_ps(k, _mm256_set1_ps(-0.693359375f), clamped);
-  r = _mm256_fmadd_ps(k, _mm256_set1_ps(2.12194440e-4f), r);
-  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
-  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-  // k <= 127 here: 88.37626 * log2(e) rounds to 127 or 128; 128 takes the two-step scaling.
-  const __m256i exponent = _mm256_cvtps_epi32(k);
-  const __m256i capped = _mm256_min_epi32(exponent, _mm256_set1_epi32(127));
-  const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(capped, _mm256_set1_epi32(127)), 23));
-  __m256 result = _mm256_mul_ps(p, scale);
-  const __m256 top = _mm256_castsi256_ps(_mm256_cmpgt_epi32(exponent, _mm256_set1_epi32(127)));
-  result = _mm256_blendv_ps(result, _mm256_add_ps(result, result), top);
-  result = _mm256_andnot_ps(_mm256_cmp_ps(x.v, low, _CMP_LT_OQ), result);
-  result = _mm256_blendv_ps(result, _mm256_set1_ps(std::numeric_limits<float>::infinity()), _mm256_cmp_ps(x.v, high, _CMP_GT_OQ));
-  return {_mm256_blendv_ps(result, x.v, _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q))};
-}
-#endif
-
-// exp for x <= 0 or NaN: the bits of exp there, without the work for large x.
-template <class A>
-BI_INLINE Vec<A> exp_nonpositive(Vec<A> x) {
-  return exp(x);
-}
-
-#if BI_AVX2
-template <>
-BI_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
-  const __m256 low = _mm256_set1_ps(-87.33654f);
-  const __m256 clamped = _mm256_max_ps(low, x.v);  // maxps returns the second operand when it is NaN
-  const __m256 k = _mm256_round_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(1.44269504088896341f)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fmadd_ps(k, _mm256_set1_ps(-0.693359375f), clamped);
-  r = _mm256_fmadd_ps(k, _mm256_set1_ps(2.12194440e-4f), r);
-  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
-  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127));
-  const __m256 result = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-  return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, low, _CMP_LT_OQ), result)};
-}
-
-BI_INLINE __m256d exp_nonpositive_pd(__m256d x) {
-  constexpr double reciprocal_factorial[13] = {
-      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
-      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-  const __m256d low = _mm256_set1_pd(-708.39);
-  const __m256d clamped = _mm256_max_pd(low, x);
-  const __m256d k = _mm256_round_pd(_mm256_mul_pd(clamped, _mm256_set1_pd(1.4426950408889634)),
-                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256d r = _mm256_fmadd_pd(k, _mm256_set1_pd(-0x1.62e42fefa39efp-1), clamped);
-  r = _mm256_fmadd_pd(k, _mm256_set1_pd(-0x1.abc9e3b39803fp-56), r);
-  __m256d p = _mm256_set1_pd(1.0 / 6227020800.0);
-#pragma GCC unroll 13
-  for (int j = 12; j >= 0; j--) p = _mm256_fmadd_pd(p, r, _mm256_set1_pd(reciprocal_factorial[j]));
-  const __m256i exponent = _mm256_cvtepi32_epi64(_mm_add_epi32(_mm256_cvtpd_epi32(k), _mm_set1_epi32(1023)));
-  const __m256d result = _mm256_mul_pd(p, _mm256_castsi256_pd(_mm256_slli_epi64(exponent, 52)));
-  return _mm256_andnot_pd(_mm256_cmp_pd(x, low, _CMP_LT_OQ), result);
-}
-template <>
-BI_INLINE Vec<double> exp_nonpositive(Vec<double> x) {
-  return {exp_nonpositive_pd(x.lo), exp_nonpositive_pd(x.hi)};
-}
-#endif
 
 // Splits `total` units of work over threads in contiguous ranges; `unit_cost` is the work of one unit in element operations.
 // Small work stays on the calling thread: entering a parallel region costs microseconds. Only outputs are split, never a sum.

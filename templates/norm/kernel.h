@@ -15,6 +15,8 @@ struct Moments {
   A mean, rstd;
 };
 
+constexpr double term_cost = 0.25;  // of one element in one of the sums, in element operations
+
 // rms_norm is layer_norm with a mean of +0: x - 0 is x.
 template <class A, class T>
 BI_INLINE Moments<A> row_moments(bool centered, int64_t n, A eps, const T* x) {
@@ -88,6 +90,14 @@ inline void normalize_channel(int64_t n, Moments<A> moments, const T* x, const T
   });
 }
 
+// Moments of a row that all threads work on.
+template <class A, class T>
+inline Moments<A> moments_of_long_row(bool centered, int64_t n, A eps, const T* x, int64_t threads) {
+  const A mean = centered ? shared_lane_sum<A>(n, term_cost, threads, sum_step<A>(x)) / A(n) : A(0);
+  const A squares = shared_lane_sum<A>(n, term_cost, threads, sum_squares_step(x, mean));
+  return {mean, A(1) / math::sqrt(squares / A(n) + eps)};
+}
+
 }  // namespace detail
 
 // x is rows x n with element stride 1 and x_row elements between rows; out is contiguous. kind: 0 layer_norm, 1 rms_norm. weight, bias
@@ -96,6 +106,20 @@ template <class T>
 void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
           accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
   using A = accumulator_t<T>;
+  if (threads_share_lanes(rows, n, detail::term_cost, threads)) {
+    for (int64_t r = 0; r < rows; r++) {
+      const T* row = x + r * x_row;
+      const detail::Moments<A> moments = detail::moments_of_long_row(kind == 0, n, A(eps), row, threads);
+      if (mean_out) mean_out[r] = moments.mean;
+      if (rstd_out) rstd_out[r] = moments.rstd;
+      if (!out) continue;
+      parallel_for(n, detail::term_cost, int(threads), [&](int64_t begin, int64_t end) {
+        detail::normalize_row(end - begin, moments, row + begin, weight ? weight + begin : nullptr, bias ? bias + begin : nullptr,
+                              out + r * n + begin);
+      });
+    }
+    return;
+  }
   parallel_for(rows, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     const int64_t group = n > longest_together ? 1 : rows_together;
     for (int64_t first = begin; first < end; first += group) {

@@ -119,7 +119,7 @@ inline A gathered_sum(const Dims& dims, const T* x, A* buffer) {
   Vec<A> lanes[16];
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
   for_each_block(dims, x, buffer, [&](int64_t n) {
-    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    accumulate_lanes(lanes, n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
       return accumulator + load<A>(buffer + i, count);
     });
   });
@@ -132,7 +132,7 @@ inline A gathered_squares(const Dims& dims, const T* x, A center, A* buffer) {
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
   const Vec<A> c = Vec<A>::fill(center);
   for_each_block(dims, x, buffer, [&](int64_t n) {
-    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    accumulate_lanes(lanes, n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
       const Vec<A> deviation = first_lanes(load<A>(buffer + i, count) - c, count);
       return fma(deviation, deviation, accumulator);
     });
@@ -145,7 +145,7 @@ inline A gathered_product(const Dims& dims, const T* x, A* buffer) {
   Vec<A> lanes[16];
   for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::fill(A(1));
   for_each_block(dims, x, buffer, [&](int64_t n) {
-    accumulate_lanes(lanes, n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    accumulate_lanes(lanes, n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
       return accumulator * load<A>(buffer + i, count, A(1));
     });
   });
@@ -163,7 +163,7 @@ inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* of
   A total[column_block];
   column_sums(
       n, columns,
-      [=](Vec<A> accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
+      [=](auto accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
         return accumulator + load<A>(x + offset[i] + c, count);
       },
       total);
@@ -172,7 +172,7 @@ inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* of
     for (int64_t c = 0; c < columns; c++) mean[c] = total[c] / finish.n;
     column_sums(
         n, columns,
-        [=, &mean](Vec<A> accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
+        [=, &mean](auto accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
           const Vec<A> deviation = load<A>(x + offset[i] + c, count) - Vec<A>::load(mean + c);
           return fma(deviation, deviation, accumulator);
         },
@@ -206,9 +206,18 @@ template <bool squares, class T, class A>
 void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, const T* x, T* out, int64_t threads) {
   const int64_t outputs = outer.numel, n = reduced.numel;
   if (outputs == 0) return;
-  const double cost = double(n) * (squares ? 0.25 : 0.125);
+  const double term_cost = squares ? 0.25 : 0.125, cost = double(n) * term_cost;
 
   if (reduced.count == 1 && reduced.stride[0] == 1) {
+    if (threads_share_lanes(outputs, n, term_cost, threads)) {
+      for (int64_t o = 0; o < outputs; o++) {
+        const T* row = x + outer.offset(o);
+        A total = shared_lane_sum<A>(n, term_cost, threads, sum_step<A>(row));
+        if constexpr (squares) total = shared_lane_sum<A>(n, term_cost, threads, sum_squares_step(row, total / finish.n));
+        finish.template write<squares>(1, &total, out + o, 1);
+      }
+      return;
+    }
     parallel_for(outputs, cost, int(threads), [&](int64_t begin, int64_t end) {
       for (int64_t o = begin; o < end; o += rows_together) {
         const int64_t rows = math::min(rows_together, end - o);
@@ -228,14 +237,16 @@ void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, con
     for (int64_t i = 0; i < n; i++) offset[i] = reduced.offset(i);
     int64_t out_stride = 1;
     for (int d = contiguous + 1; d < outer.count; d++) out_stride *= outer.size[d];
-    const int64_t columns = outer.size[contiguous], blocks = (columns + column_block - 1) / column_block;
-    parallel_for(outputs / columns * blocks, 2 * cost * double(math::min(columns, column_block)), int(threads),
-                 [&](int64_t begin, int64_t end) {
+    const int64_t columns = outer.size[contiguous], others = outputs / columns;
+    // Few columns are shared between the threads too, in runs of two cache lines of floats at least.
+    const int64_t share = (outputs / threads + 31) / 32 * 32, block = math::min(column_block, math::max<int64_t>(share, 32));
+    const int64_t blocks = (columns + block - 1) / block;
+    parallel_for(others * blocks, 2 * cost * double(math::min(columns, block)), int(threads), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit++) {
         // `other` numbers the outputs of all outer dims but the contiguous one.
-        const int64_t other = unit / blocks, first = unit % blocks * column_block;
+        const int64_t other = unit / blocks, first = unit % blocks * block;
         const int64_t index = other / out_stride * out_stride * columns + other % out_stride, target = index + first * out_stride;
-        reduce_columns<squares>(finish, n, offset, x + outer.offset(index) + first, math::min(column_block, columns - first), out + target,
+        reduce_columns<squares>(finish, n, offset, x + outer.offset(index) + first, math::min(block, columns - first), out + target,
                                 out_stride);
       }
     });

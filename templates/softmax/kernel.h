@@ -4,6 +4,7 @@
 // once. A NaN makes its row NaN, a row of only -inf too. docs/numerics.md sections 2, 5 and 6.
 #pragma once
 
+#include "../common/exponential.h"
 #include "../common/sums.h"
 
 namespace bi {
@@ -74,12 +75,40 @@ inline void softmax_of_short_rows(bool log, int64_t count, int64_t n, const T* x
   }
 }
 
+// A row that all threads work on. Exponentials are taken twice: threads that divide what others stored would wait for their caches.
+template <class T>
+inline void softmax_of_long_row(bool log, int64_t n, const T* x, T* out, int64_t threads) {
+  using A = accumulator_t<T>;
+  constexpr int64_t block = 4096;  // in which the row is shared where the order is free
+  const int64_t blocks = (n + block - 1) / block;
+  A* maxima = scratch<A>(blocks);
+  parallel_for(blocks, double(block) * 0.125, int(threads), [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) maxima[b] = row_maximum<A>(math::min(block, n - b * block), x + b * block);
+  });
+  const Vec<A> maximum = Vec<A>::fill(row_maximum<A>(blocks, maxima));
+  const A s = shared_lane_sum<A>(n, 1, threads, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+    return accumulator + first_lanes(exp_nonpositive(load<A>(x + i, count) - maximum), count);
+  });
+  const Vec<A> denominator = Vec<A>::fill(log ? math::log(s) : s);
+  parallel_for(blocks, double(block), int(threads), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * block;
+    for_each_vector(math::min(end * block, n) - first, [=](int64_t i, auto count) __attribute__((always_inline)) {
+      const Vec<A> distance = load<A>(x + first + i, count) - maximum;
+      store(log ? distance - denominator : exp_nonpositive(distance) / denominator, out + first + i, count);
+    });
+  });
+}
+
 }  // namespace detail
 
 // x and out are rows x n with element stride 1; x's rows are x_row elements apart, out is contiguous. log: 0 softmax, 1 log_softmax.
 template <class T>
 void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
   using A = accumulator_t<T>;
+  if (threads_share_lanes(rows, n, 1, threads)) {
+    for (int64_t r = 0; r < rows; r++) detail::softmax_of_long_row(log != 0, n, x + r * x_row, out + r * n, threads);
+    return;
+  }
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
     if (n <= detail::longest_softmax_together) {
       for (int64_t r = begin; r < end; r += rows_together)
@@ -93,7 +122,7 @@ void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T*
       const A m = detail::row_maximum<A>(n, row);
       const Vec<A> maximum = Vec<A>::fill(m);
       if (log) {
-        const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+        const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
           return accumulator + first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
         });
         const Vec<A> log_sum = Vec<A>::fill(math::log(s));
@@ -101,7 +130,7 @@ void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T*
           store((load<A>(row + i, count) - maximum) - log_sum, result + i, count);
         });
       } else {
-        const A s = lane_sum<A>(n, [=](Vec<A> accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+        const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
           const Vec<A> e = first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
           e.store(exponentials + i);
           return accumulator + e;
