@@ -25,7 +25,7 @@ class Op(NamedTuple):
     """A function of tensors and the tensors."""
 
     name: str
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor | tuple[Tensor, Tensor]]
     arguments: tuple[Any, ...]
 
 
@@ -39,6 +39,12 @@ def _attention(name: str, batch: int, heads: int, queries: int, keys: int, dtype
         )
 
     return Op(f"attention {name}, {batch}x{heads}, {queries} on {keys}", attend, (query, key, value, settings.get("mask")))
+
+
+def _residual_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands between two layers of a transformer: the residual, and its norm in the dtype of the next matmul."""
+    total = x + residual
+    return total, functional.rms_norm(total, weight.shape, weight).to(torch.bfloat16)
 
 
 def ops(dtype: torch.dtype) -> Iterator[Op]:
@@ -59,8 +65,12 @@ def ops(dtype: torch.dtype) -> Iterator[Op]:
         yield Op(f"softmax {shape}", lambda x: torch.softmax(x, -1), (x,))
         yield Op(f"layer_norm {shape}", lambda x, weight: functional.layer_norm(x, weight.shape, weight, weight), (x, weight))
         yield Op(f"rms_norm {shape}", lambda x, weight: functional.rms_norm(x, weight.shape, weight), (x, weight))
+        yield Op(f"log_softmax {shape}", lambda x: torch.log_softmax(x, -1), (x,))
+        yield Op(f"add, rms_norm, cast {shape}", _residual_norm, (x, x.flip(0), weight))
         yield Op(f"sum {shape}", lambda x: x.sum(-1), (x,))
         yield Op(f"var {shape}", lambda x: x.var(-1), (x,))
+    for terms, columns in ((100000, 16), (100000, 64), (4096, 768), (4096, 4096)):
+        yield Op(f"sum of columns {terms}x{columns}", lambda x: x.sum(0), (torch.randn(terms, columns, dtype=dtype),))
     padded = (torch.arange(128) >= 37).expand(8, 1, 128, 128)
     yield _attention("causal", 1, 8, 128, 128, dtype, is_causal=True)
     yield _attention("37 left pads", 8, 4, 128, 128, dtype, mask=padded)

@@ -25,6 +25,7 @@ from bi_inductor.errors import UnsupportedOpError
 from bi_inductor.templates.bundle import OPAQUE_ELEMENTS
 from bi_inductor.templates.library import DTYPES, Kernel, Parameter, start_loading
 from bi_inductor.templates.operand import Address, Operand
+from bi_inductor.templates.prologue import Prologue
 
 # From the operands by parameter name (None for an absent one) and the output.
 Arguments = Callable[[dict[str, Any], Operand], dict[str, Any]]
@@ -98,6 +99,7 @@ class KernelTemplate(CppTemplate):
         inputs: realized input nodes by parameter name; None passes a null pointer.
         layout: layout of the output.
         arguments: builds the kernel's arguments from the operands.
+        prologue: computes the input ``x``, which ``inputs`` then lacks.
     """
 
     renders_epilogue = False
@@ -109,13 +111,15 @@ class KernelTemplate(CppTemplate):
         inputs: Mapping[str, Any],
         layout: ir.Layout,
         arguments: Arguments,
+        prologue: Prologue | None = None,
     ) -> None:
-        nodes = [node for node in inputs.values() if node is not None]
+        nodes = [*(node for node in inputs.values() if node is not None), *(prologue.reads if prologue else ())]
         super().__init__(f"bi_{kernel.name}", nodes, layout, parallel_num_threads())
         self.library_kernel = kernel
         self.kernel_dtype = dtype
         self.inputs = inputs
         self.arguments = arguments
+        self.prologue = prologue
         start_loading(kernel, dtype)
 
     def render(  # type: ignore[override]  # the base takes only keyword arguments
@@ -135,6 +139,9 @@ class KernelTemplate(CppTemplate):
         self.load_library()
         signature = self.signature(kernel, {"out": template_buffer_node})
         operand = self.operand(template_buffer_node, kernel.args.output(template_buffer_node.get_name()))
+        if self.prologue is not None:
+            body = self.prologue.body(kernel, lambda value: self.expression(kernel, value))
+            return self.function(self.header().getvalue(), signature, [*body, *self.call(kernel, operand)])
         if V.graph.cpp_wrapper:
             # One source for the whole graph, with Inductor's headers and sizes under their own names.
             return self.function(self.header().getvalue(), signature, self.call(kernel, operand))
@@ -190,11 +197,15 @@ class KernelTemplate(CppTemplate):
         operands = {
             name: None if node is None else self.operand(node, kernel.args.input(node.get_name())) for name, node in self.inputs.items()
         }
+        if self.prologue is not None:
+            operands["x"] = self.prologue.operand
         values = self.arguments(operands, output)
         given = {
             "threads": "omp_get_max_threads()" if config.cpp.dynamic_threads else str(parallel_num_threads()),
             "epilogue": epilogue,
             "epilogue_context": context,
+            "prologue": self.prologue.function() if self.prologue else "nullptr",
+            "prologue_context": "&prologue" if self.prologue else "nullptr",
         }
         statements, arguments = [], []
         for name, kind in self.library_kernel.parameters:
@@ -246,6 +257,7 @@ def lower(
     stride: Sequence[Any] | None = None,
     out_dtype: torch.dtype | None = None,
     template: type[KernelTemplate] = KernelTemplate,
+    prologue: Prologue | None = None,
 ) -> ir.TensorBox:
     """Adds a call of ``kernel`` to the graph being lowered and returns its output.
 
@@ -255,12 +267,14 @@ def lower(
         inputs: tensors by parameter name, None for absent ones. Callers make them contiguous where the kernel needs it.
         size: sizes of the output; ``stride`` its strides, row-major if None; ``out_dtype`` its dtype, ``dtype`` if None.
         arguments: builds the kernel's arguments from the operands.
+        prologue: computes the input ``x``, which ``inputs`` then lacks.
 
     Raises:
         UnsupportedOpError: the graph runs on a GPU, for which the kernel has no template yet.
     """
     nodes = {name: None if node is None else realized(node) for name, node in inputs.items()}
-    device: torch.device = next(node.get_device() for node in nodes.values() if node is not None)
+    sources = [node for node in nodes.values() if node is not None] + ([prologue.pointwise] if prologue else [])
+    device: torch.device = sources[0].get_device()
     if on_triton(device):
         raise no_triton_template(kernel.name, device)
     layout = ir.FixedLayout(
@@ -269,7 +283,7 @@ def lower(
         [sympy.sympify(n) for n in size],
         None if stride is None else [sympy.sympify(n) for n in stride],
     )
-    caller: Any = template(kernel, dtype, nodes, layout, arguments).generate()  # type: ignore[no-untyped-call]  # Inductor's
+    caller: Any = template(kernel, dtype, nodes, layout, arguments, prologue).generate()  # type: ignore[no-untyped-call]  # Inductor's
     result: Any = caller.output_node()
     result.data.data.allow_epilogue_fusion = template.renders_epilogue
     return result  # type: ignore[no-any-return]  # a TensorBox

@@ -38,6 +38,7 @@ class Parameter(enum.Enum):
     OUTPUT = "{element}*"
     STATISTICS = "{accumulator}*"
     BYTES = "const void*"
+    PROLOGUE = "void (*)(void*, int64_t, int64_t, int64_t, void*)"
     EPILOGUE = "void (*)(void*, int64_t, int64_t, int64_t, int64_t, int64_t)"
     CONTEXT = "void*"
 
@@ -119,7 +120,7 @@ class Kernel:
         parameters, arguments = [], []
         for name, kind in self.parameters:
             ctype = kind.value.format(element=names.element, accumulator=names.accumulator)
-            if kind is Parameter.EPILOGUE:
+            if kind in (Parameter.PROLOGUE, Parameter.EPILOGUE):
                 parameters.append(ctype.replace("(*)", f"(*{name})"))
             elif kind in (Parameter.INPUT, Parameter.OUTPUT, Parameter.STATISTICS):
                 parameters.append(("const void* " if kind is Parameter.INPUT else "void* ") + name)
@@ -137,6 +138,11 @@ class Kernel:
                 "",
             ]
         )
+
+
+# Parameters of a kernel whose rows a prologue may compute (common/prologue.h); an eager call has none.
+PROLOGUE_PARAMETERS = {"prologue": Parameter.PROLOGUE, "prologue_context": Parameter.CONTEXT}
+NO_PROLOGUE: dict[str, None] = dict.fromkeys(PROLOGUE_PARAMETERS)
 
 
 # Filled by the modules in templates/<op>/lowering.py.

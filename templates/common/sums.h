@@ -225,18 +225,33 @@ inline bool threads_share_lanes(int64_t rows, int64_t n, double cost, int64_t th
   return threads >= 2 && 2 * rows <= threads && double(n) * cost >= 65536;
 }
 
-// The lane sum of n terms, its lanes shared between two or eight threads; eight take a cache line of floats each.
-template <class A, class Step>
-BI_INLINE A shared_lane_sum(int64_t n, double cost, int64_t threads, const Step& step) {
-  Vec<A> lanes[16];
-  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+// A number of vectors, as a type.
+template <int count>
+struct Vectors {
+  static constexpr int value = count;
+};
+
+// Calls body(Vectors<group>(), first, last) on two threads or on eight for vectors first..last of the lanes, `group` of which may be
+// accumulated at one time; eight threads take a cache line of floats each.
+template <class Body>
+BI_INLINE void for_each_share_of_lanes(int64_t n, double cost, int64_t threads, const Body& body) {
   const int parts = threads < 8 ? 2 : 8;
   parallel_for(parts, double(n) * cost / parts, int(threads), [&](int64_t begin, int64_t end) {
     for (int part = int(begin); part < int(end); part++)
       if (parts == 2)
-        accumulate_lanes<A>(lanes, n, step, 8 * part, 8 * part + 8);
+        body(Vectors<8>(), 8 * part, 8 * part + 8);
       else
-        accumulate_lanes<A, 2>(lanes, n, step, 2 * part, 2 * part + 2);
+        body(Vectors<2>(), 2 * part, 2 * part + 2);
+  });
+}
+
+// The lane sum of n terms, its lanes shared between threads.
+template <class A, class Step>
+BI_INLINE A shared_lane_sum(int64_t n, double cost, int64_t threads, const Step& step) {
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  for_each_share_of_lanes(n, cost, threads, [&](auto group, int first, int last) {
+    accumulate_lanes<A, math::min(decltype(group)::value, accumulators<A>)>(lanes, n, step, first, last);
   });
   return fold_lanes<16>(lanes);
 }

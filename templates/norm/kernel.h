@@ -4,7 +4,7 @@
 // with weight and bias fma(y, w, b), else y * w, y + b or y, rounded to T once. docs/numerics.md sections 2 and 7.
 #pragma once
 
-#include "../common/sums.h"
+#include "../common/prologue.h"
 
 namespace bi {
 
@@ -100,15 +100,16 @@ inline Moments<A> moments_of_long_row(bool centered, int64_t n, A eps, const T* 
 
 }  // namespace detail
 
-// x is rows x n with element stride 1 and x_row elements between rows; out is contiguous. kind: 0 layer_norm, 1 rms_norm. weight, bias
-// (n each), out, mean_out and rstd_out (rows each) may be null.
+// x is rows x n with element stride 1 and x_row elements between rows, or comes from the prologue when it is not null; out is contiguous.
+// kind: 0 layer_norm, 1 rms_norm. weight, bias (n each), out, mean_out and rstd_out (rows each) may be null.
 template <class T>
 void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
-          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
+          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context, int64_t threads) {
   using A = accumulator_t<T>;
+  const Rows<T> source{x, x_row, n, prologue, prologue_context};
   if (threads_share_lanes(rows, n, detail::term_cost, threads)) {
     for (int64_t r = 0; r < rows; r++) {
-      const T* row = x + r * x_row;
+      const T* row = source.read_long(r, threads);
       const detail::Moments<A> moments = detail::moments_of_long_row(kind == 0, n, A(eps), row, threads);
       if (mean_out) mean_out[r] = moments.mean;
       if (rstd_out) rstd_out[r] = moments.rstd;
@@ -124,29 +125,32 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
     const int64_t group = n > longest_together ? 1 : rows_together;
     for (int64_t first = begin; first < end; first += group) {
       const int64_t count = math::min(group, end - first);
-      const T* row = x + first * x_row;
+      const T* row = source.read(first, count);
+      const int64_t spacing = source.spacing();
       A mean[rows_together], rstd[rows_together];
-      detail::moments_of_rows(kind == 0, count, n, A(eps), row, x_row, mean, rstd);
+      detail::moments_of_rows(kind == 0, count, n, A(eps), row, spacing, mean, rstd);
       for (int64_t r = 0; r < count; r++) {
         if (mean_out) mean_out[first + r] = mean[r];
         if (rstd_out) rstd_out[first + r] = rstd[r];
-        if (out) detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * x_row, weight, bias, out + (first + r) * n);
+        if (out) detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * spacing, weight, bias, out + (first + r) * n);
       }
     }
   });
 }
 
-// x and out are contiguous [batch, channels, spatial]; weight and bias (channels each), out, mean_out and rstd_out (batch * groups each)
-// may be null.
+// x and out are contiguous [batch, channels, spatial], or x comes from the prologue, a group being a row, when it is not null; weight and
+// bias (channels each), out, mean_out and rstd_out (batch * groups each) may be null.
 template <class T>
 void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups, double eps, const T* x, const T* weight, const T* bias,
-                T* out, accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
+                T* out, accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context,
+                int64_t threads) {
   using A = accumulator_t<T>;
   if (groups == 0) return;
   const int64_t group_channels = channels / groups, n = group_channels * spatial;
+  const Rows<T> source{x, n, n, prologue, prologue_context};
   parallel_for(batch * groups, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; g++) {
-      const T* group = x + g * n;
+      const T* group = source.read(g, 1);
       const detail::Moments<A> moments = detail::row_moments<A>(true, n, A(eps), group);
       if (mean_out) mean_out[g] = moments.mean;
       if (rstd_out) rstd_out[g] = moments.rstd;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bi_inductor.templates.library import Parameter, register_kernel
+from bi_inductor.templates.library import NO_PROLOGUE, PROLOGUE_PARAMETERS, Parameter, register_kernel
 from bi_inductor.templates.operand import Operand, product
 
 NORM = register_kernel(
@@ -22,6 +22,7 @@ NORM = register_kernel(
         "out": Parameter.OUTPUT,
         "mean_out": Parameter.STATISTICS,
         "rstd_out": Parameter.STATISTICS,
+        **PROLOGUE_PARAMETERS,
         "threads": Parameter.SIZE,
     },
 )
@@ -41,6 +42,7 @@ GROUP_NORM = register_kernel(
         "out": Parameter.OUTPUT,
         "mean_out": Parameter.STATISTICS,
         "rstd_out": Parameter.STATISTICS,
+        **PROLOGUE_PARAMETERS,
         "threads": Parameter.SIZE,
     },
 )
@@ -65,6 +67,7 @@ def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: O
         "out": None,
         "mean_out": None,
         "rstd_out": None,
+        **NO_PROLOGUE,
     }
 
 
@@ -82,4 +85,5 @@ def group_norm_arguments(groups: int, eps: float, x: Operand, weight: Operand | 
         "out": None,
         "mean_out": None,
         "rstd_out": None,
+        **NO_PROLOGUE,
     }

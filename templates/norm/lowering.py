@@ -13,6 +13,7 @@ from bi_inductor.templates.library import accumulation_dtype
 from bi_inductor.templates.norm import kernel as norm_kernel
 from bi_inductor.templates.norm import triton_lowering
 from bi_inductor.templates.operand import Address, Operand, product
+from bi_inductor.templates.prologue import Prologue, prologue_of
 
 ops = torch.ops.bi_inductor
 
@@ -21,13 +22,22 @@ def _contiguous(x: TensorBox | None) -> TensorBox | None:
     return None if x is None else contiguous(x)
 
 
+def _normalized(x: TensorBox, normalized_dims: int) -> range:
+    return range(len(x.get_size()) - normalized_dims, len(x.get_size()))
+
+
+def _input(x: TensorBox, prologue: Prologue | None) -> dict[str, TensorBox | None]:
+    return {} if prologue else {"x": contiguous(x)}
+
+
 def _norm(kind: int, x: TensorBox, normalized_dims: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         values = norm_kernel.arguments(kind, normalized_dims, eps, t["x"], t["weight"], t["bias"])
         return {**values, "out": out.pointer}
 
-    inputs = {"x": contiguous(x), "weight": _contiguous(weight), "bias": _contiguous(bias)}
-    return lower(norm_kernel.NORM, x.get_dtype(), inputs, x.get_size(), arguments)
+    prologue = prologue_of(x, _normalized(x, normalized_dims))
+    inputs = {**_input(x, prologue), "weight": _contiguous(weight), "bias": _contiguous(bias)}
+    return lower(norm_kernel.NORM, x.get_dtype(), inputs, x.get_size(), arguments, prologue=prologue)
 
 
 def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
@@ -38,7 +48,9 @@ def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> Te
         return {**values, **_statistics_outputs(out)}
 
     size = [2 if kind == norm_kernel.LAYER_NORM else 1, *outer]
-    return lower(norm_kernel.NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulation_dtype(x.get_dtype()))
+    prologue = prologue_of(x, _normalized(x, normalized_dims))
+    out_dtype = accumulation_dtype(x.get_dtype())
+    return lower(norm_kernel.NORM, x.get_dtype(), _input(x, prologue), size, arguments, out_dtype=out_dtype, prologue=prologue)
 
 
 def _statistics_outputs(out: Operand) -> dict[str, Any]:
@@ -80,6 +92,12 @@ def rms_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> Tenso
     return _statistics(norm_kernel.RMS_NORM, x, normalized_dims, eps)
 
 
+def _group_prologue(x: TensorBox, groups: int) -> Prologue | None:
+    """The prologue whose rows are the groups."""
+    size = x.get_size()
+    return prologue_of(x, range(1, len(size)), size[1] // groups * product(size[2:]))
+
+
 @register_lowering(ops.group_norm.default, type_promotion_kind=None)
 def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: TensorBox | None, eps: float) -> TensorBox:
     """Group norm of [batch, channels, spatial...]."""
@@ -89,8 +107,9 @@ def group_norm(x: TensorBox, groups: int, weight: TensorBox | None, bias: Tensor
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], t["weight"], t["bias"]), "out": out.pointer}
 
-    inputs = {"x": contiguous(x), "weight": _contiguous(weight), "bias": _contiguous(bias)}
-    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), inputs, x.get_size(), arguments)
+    prologue = _group_prologue(x, groups)
+    inputs = {**_input(x, prologue), "weight": _contiguous(weight), "bias": _contiguous(bias)}
+    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), inputs, x.get_size(), arguments, prologue=prologue)
 
 
 @register_lowering(ops.group_norm_statistics.default, type_promotion_kind=None)
@@ -103,4 +122,6 @@ def group_norm_statistics(x: TensorBox, groups: int, eps: float) -> TensorBox:
         return {**norm_kernel.group_norm_arguments(groups, eps, t["x"], None, None), **_statistics_outputs(out)}
 
     size = [2, x.get_size()[0], groups]
-    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), {"x": contiguous(x)}, size, arguments, out_dtype=accumulation_dtype(x.get_dtype()))
+    prologue = _group_prologue(x, groups)
+    out_dtype = accumulation_dtype(x.get_dtype())
+    return lower(norm_kernel.GROUP_NORM, x.get_dtype(), _input(x, prologue), size, arguments, out_dtype=out_dtype, prologue=prologue)

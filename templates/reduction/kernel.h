@@ -5,7 +5,7 @@
 // to T at the end. docs/numerics.md sections 2 and 4.
 #pragma once
 
-#include "../common/sums.h"
+#include "../common/prologue.h"
 
 namespace bi {
 
@@ -264,30 +264,106 @@ void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, con
   });
 }
 
+// Rows up to this length are computed once and read from the cache; of longer ones blocks are computed again for every sweep.
+constexpr int64_t longest_computed = 8192, shared_block = 65536;
+
+// The sum of a computed row that is too long to be kept: the prologue fills block after block, and the lanes go on where the last one
+// stopped. All threads fill a block and then share its lanes when `shared` is set; pieces of their own lanes would be too short to compute.
+template <class A, class T, class StepOf>
+inline A sum_computed(const Rows<T>& source, int64_t row, double cost, bool shared, int64_t threads, const StepOf& step_of) {
+  Vec<A> lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = Vec<A>::zero();
+  const int64_t block = shared ? shared_block : gather_block;
+  T* terms = scratch<T, 2>(block);
+  for (int64_t begin = 0; begin < source.n; begin += block) {
+    const int64_t count = math::min(block, source.n - begin);
+    if (shared) {
+      parallel_for(threads, double(count) / double(threads), int(threads), [&](int64_t first, int64_t last) {
+        // Whole lines of floats, so that no two threads write to one.
+        const int64_t piece = (count / threads + 15) / 16 * 16, from = math::min(first * piece, count);
+        const int64_t to = last == threads ? count : math::min(last * piece, count);
+        source.fill(row, begin + from, to - from, terms + from);
+      });
+      for_each_share_of_lanes(count, cost, threads, [&](auto group, int first, int last) {
+        accumulate_lanes<A, math::min(decltype(group)::value, accumulators<A>)>(lanes, count, step_of(terms), first, last);
+      });
+    } else {
+      source.fill(row, begin, count, terms);
+      accumulate_lanes(lanes, count, step_of(terms));
+    }
+  }
+  return fold_lanes<16>(lanes);
+}
+
+// As reduce, of rows that the prologue computes.
+template <bool squares, class T, class A>
+void reduce_computed(const Finish<A>& finish, int64_t outputs, const Rows<T>& source, T* out, int64_t threads) {
+  const int64_t n = source.n;
+  const double term_cost = squares ? 1 : 0.5;
+  // Two threads take as long as one for it.
+  const bool shared = threads >= 4 && threads_share_lanes(outputs, n, term_cost, threads);
+  const auto reduce_range = [&](int64_t begin, int64_t end) {
+    if (n <= longest_computed) {
+      const int64_t group = n > longest_together ? 1 : rows_together;
+      for (int64_t o = begin; o < end; o += group) {
+        const int64_t rows = math::min(group, end - o);
+        const T* first = source.read(o, rows);
+        const T* row[rows_together];
+        for (int64_t r = 0; r < rows; r++) row[r] = first + r * n;
+        reduce_rows<squares>(finish, rows, n, row, out + o);
+      }
+      return;
+    }
+    for (int64_t o = begin; o < end; o++) {
+      A total = sum_computed<A>(source, o, term_cost, shared, threads, [](const T* x) { return sum_step<A>(x); });
+      if constexpr (squares) {
+        const A mean = total / finish.n;
+        total = sum_computed<A>(source, o, term_cost, shared, threads, [=](const T* x) { return sum_squares_step(x, mean); });
+      }
+      finish.template write<squares>(1, &total, out + o, 1);
+    }
+  };
+  if (shared)
+    reduce_range(0, outputs);
+  else
+    parallel_for(outputs, double(n) * term_cost, int(threads), reduce_range);
+}
+
 }  // namespace reduction
 
-// Of all reductions: x viewed as outer dims by reduced dims, strides in elements (0 allowed); out is contiguous over the outer dims in
-// their order. Each is a kernel of its own, so that a model compiles those it calls.
+// Of all reductions: x viewed as outer dims by reduced dims, strides in elements (0 allowed), or computed by the prologue, as a row for each
+// output, when it is not null; out is contiguous over the outer dims in their order. Each is a kernel of its own, so that a model compiles
+// those it calls.
 
 // sum, or mean where `mean` is not 0.
 template <class T>
 void reduce_sum(int64_t mean, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride, int64_t reduced_dims,
-                const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, int64_t threads) {
+                const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, PrologueFunction prologue,
+                void* prologue_context, int64_t threads) {
   using namespace reduction;
   using A = accumulator_t<T>;
   const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
-  reduce<false, T>(Finish<A>{A(reduced.numel), A(reduced.numel), mean != 0, false}, outer, reduced, x, out, threads);
+  const Finish<A> finish{A(reduced.numel), A(reduced.numel), mean != 0, false};
+  if (prologue)
+    reduce_computed<false>(finish, outer.numel, Rows<T>{x, 0, reduced.numel, prologue, prologue_context}, out, threads);
+  else
+    reduce<false, T>(finish, outer, reduced, x, out, threads);
 }
 
 // var, or std where `root` is not 0.
 template <class T>
 void reduce_var(int64_t root, double correction, int64_t outer_dims, const int64_t* outer_size, const int64_t* outer_stride,
-                int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out, int64_t threads) {
+                int64_t reduced_dims, const int64_t* reduced_size, const int64_t* reduced_stride, const T* x, T* out,
+                PrologueFunction prologue, void* prologue_context, int64_t threads) {
   using namespace reduction;
   using A = typename VarianceAccumulator<T>::type;
   const Dims outer(outer_dims, outer_size, outer_stride), reduced(reduced_dims, reduced_size, reduced_stride);
   const A n = A(reduced.numel), divisor = math::max(n - A(correction), A(0));
-  reduce<true, T>(Finish<A>{n, divisor, true, root != 0}, outer, reduced, x, out, threads);
+  const Finish<A> finish{n, divisor, true, root != 0};
+  if (prologue)
+    reduce_computed<true>(finish, outer.numel, Rows<T>{x, 0, reduced.numel, prologue, prologue_context}, out, threads);
+  else
+    reduce<true, T>(finish, outer, reduced, x, out, threads);
 }
 
 // prod, whatever the strides: no model spends time here.

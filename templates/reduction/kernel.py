@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bi_inductor.templates.library import Kernel, Parameter, register_kernel
+from bi_inductor.templates.library import NO_PROLOGUE, PROLOGUE_PARAMETERS, Kernel, Parameter, register_kernel
 from bi_inductor.templates.operand import Operand
 
 _DIMS = {
@@ -17,12 +17,14 @@ _DIMS = {
     "reduced_stride": Parameter.SIZES,
     "x": Parameter.INPUT,
     "out": Parameter.OUTPUT,
-    "threads": Parameter.SIZE,
 }
+_THREADS = {"threads": Parameter.SIZE}
 
-SUM = register_kernel("reduction", "reduce_sum", {"mean": Parameter.SIZE, **_DIMS})
-VAR = register_kernel("reduction", "reduce_var", {"root": Parameter.SIZE, "correction": Parameter.NUMBER, **_DIMS})
-PROD = register_kernel("reduction", "reduce_prod", _DIMS)
+SUM = register_kernel("reduction", "reduce_sum", {"mean": Parameter.SIZE, **_DIMS, **PROLOGUE_PARAMETERS, **_THREADS})
+VAR = register_kernel(
+    "reduction", "reduce_var", {"root": Parameter.SIZE, "correction": Parameter.NUMBER, **_DIMS, **PROLOGUE_PARAMETERS, **_THREADS}
+)
+PROD = register_kernel("reduction", "reduce_prod", {**_DIMS, **_THREADS})
 
 KERNEL_OF: dict[str, Kernel] = {"sum": SUM, "mean": SUM, "var": VAR, "std": VAR, "prod": PROD}
 
@@ -42,4 +44,5 @@ def arguments(op: str, x: Operand, dims: Sequence[int], correction: float, out: 
         "reduced_stride": [x.stride[i] for i in dims],
         "x": x.pointer,
         "out": out.pointer,
+        **NO_PROLOGUE,
     }

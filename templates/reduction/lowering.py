@@ -9,6 +9,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 
 from bi_inductor.templates.cpp_template import lower, on_triton
+from bi_inductor.templates.prologue import prologue_of
 from bi_inductor.templates.reduction import triton_lowering
 from bi_inductor.templates.reduction.kernel import KERNEL_OF, arguments
 
@@ -19,7 +20,11 @@ def _lower(op: str, x: TensorBox, dims: Sequence[int], keepdim: bool, correction
     size = [1 if i in reduced else n for i, n in enumerate(x.get_size()) if keepdim or i not in reduced]
     if on_triton(x.get_device()):
         return triton_lowering.reduce(op, x, reduced, size, correction)
-    return lower(KERNEL_OF[op], x.get_dtype(), {"x": x}, size, lambda t, out: arguments(op, t["x"], reduced, correction, out))
+    prologue = None if op == "prod" else prologue_of(x, reduced)
+    inputs = {} if prologue else {"x": x}
+    return lower(
+        KERNEL_OF[op], x.get_dtype(), inputs, size, lambda t, out: arguments(op, t["x"], reduced, correction, out), prologue=prologue
+    )
 
 
 def _register(op: str) -> Callable[..., TensorBox]:

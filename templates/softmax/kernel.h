@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../common/exponential.h"
-#include "../common/sums.h"
+#include "../common/prologue.h"
 
 namespace bi {
 
@@ -101,23 +101,28 @@ inline void softmax_of_long_row(bool log, int64_t n, const T* x, T* out, int64_t
 
 }  // namespace detail
 
-// x and out are rows x n with element stride 1; x's rows are x_row elements apart, out is contiguous. log: 0 softmax, 1 log_softmax.
+// x and out are rows x n with element stride 1; x's rows are x_row elements apart, or come from the prologue when it is not null; out is
+// contiguous. log: 0 softmax, 1 log_softmax.
 template <class T>
-void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, int64_t threads) {
+void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, PrologueFunction prologue, void* prologue_context,
+             int64_t threads) {
   using A = accumulator_t<T>;
+  const Rows<T> source{x, x_row, n, prologue, prologue_context};
   if (threads_share_lanes(rows, n, 1, threads)) {
-    for (int64_t r = 0; r < rows; r++) detail::softmax_of_long_row(log != 0, n, x + r * x_row, out + r * n, threads);
+    for (int64_t r = 0; r < rows; r++) detail::softmax_of_long_row(log != 0, n, source.read_long(r, threads), out + r * n, threads);
     return;
   }
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
     if (n <= detail::longest_softmax_together) {
-      for (int64_t r = begin; r < end; r += rows_together)
-        detail::softmax_of_short_rows(log != 0, math::min(rows_together, end - r), n, x + r * x_row, x_row, out + r * n);
+      for (int64_t r = begin; r < end; r += rows_together) {
+        const int64_t count = math::min(rows_together, end - r);
+        detail::softmax_of_short_rows(log != 0, count, n, source.read(r, count), source.spacing(), out + r * n);
+      }
       return;
     }
     A* exponentials = log ? nullptr : scratch<A>(n + 7);
     for (int64_t r = begin; r < end; r++) {
-      const T* row = x + r * x_row;
+      const T* row = source.read(r, 1);
       T* result = out + r * n;
       const A m = detail::row_maximum<A>(n, row);
       const Vec<A> maximum = Vec<A>::fill(m);

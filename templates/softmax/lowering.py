@@ -9,6 +9,7 @@ from torch._inductor import lowering as inductor
 from torch._inductor.ir import TensorBox
 
 from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
+from bi_inductor.templates.prologue import prologue_of
 from bi_inductor.templates.softmax import triton_lowering
 from bi_inductor.templates.softmax.kernel import KERNEL, arguments
 
@@ -23,8 +24,10 @@ def _lower(log: bool, x: TensorBox, dim: int) -> TensorBox:
         return triton_lowering.softmax(log, x, dim)
     # The kernel's rows are contiguous; another dim is moved last and back, which changes no value.
     order = [i for i in range(ndim) if i != dim] + [dim]
-    rows = contiguous(inductor.permute(x, order) if dim != ndim - 1 else x)
-    out = lower(KERNEL, x.get_dtype(), {"x": rows}, rows.get_size(), lambda t, out: arguments(log, t["x"], out))
+    rows = inductor.permute(x, order) if dim != ndim - 1 else x
+    prologue = prologue_of(rows, [ndim - 1])
+    inputs = {} if prologue else {"x": contiguous(rows)}
+    out = lower(KERNEL, x.get_dtype(), inputs, rows.get_size(), lambda t, out: arguments(log, t["x"], out), prologue=prologue)
     return inductor.permute(out, [order.index(i) for i in range(ndim)]) if dim != ndim - 1 else out
 
 
