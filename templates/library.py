@@ -39,6 +39,7 @@ class Parameter(enum.Enum):
     STATISTICS = "{accumulator}*"
     BYTES = "const void*"
     PROLOGUE = "void (*)(void*, int64_t, int64_t, int64_t, void*)"
+    ROW_EPILOGUE = "void (*)(void*, int64_t, int64_t, int64_t, int64_t, const void*)"
     EPILOGUE = "void (*)(void*, int64_t, int64_t, int64_t, int64_t, int64_t)"
     CONTEXT = "void*"
 
@@ -120,7 +121,7 @@ class Kernel:
         parameters, arguments = [], []
         for name, kind in self.parameters:
             ctype = kind.value.format(element=names.element, accumulator=names.accumulator)
-            if kind in (Parameter.PROLOGUE, Parameter.EPILOGUE):
+            if kind in (Parameter.PROLOGUE, Parameter.ROW_EPILOGUE, Parameter.EPILOGUE):
                 parameters.append(ctype.replace("(*)", f"(*{name})"))
             elif kind in (Parameter.INPUT, Parameter.OUTPUT, Parameter.STATISTICS):
                 parameters.append(("const void* " if kind is Parameter.INPUT else "void* ") + name)
@@ -143,6 +144,10 @@ class Kernel:
 # Parameters of a kernel whose rows a prologue may compute (common/prologue.h); an eager call has none.
 PROLOGUE_PARAMETERS = {"prologue": Parameter.PROLOGUE, "prologue_context": Parameter.CONTEXT}
 NO_PROLOGUE: dict[str, None] = dict.fromkeys(PROLOGUE_PARAMETERS)
+
+# Parameters of a kernel whose rows may also be consumed by an epilogue (common/epilogue.h).
+ROW_PARAMETERS = {**PROLOGUE_PARAMETERS, "epilogue": Parameter.ROW_EPILOGUE, "epilogue_context": Parameter.CONTEXT}
+NEITHER: dict[str, None] = dict.fromkeys(ROW_PARAMETERS)
 
 
 # Filled by the modules in templates/<op>/lowering.py.

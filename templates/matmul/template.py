@@ -3,23 +3,22 @@
 Numerics: the epilogue reads results that were rounded to the op's dtype, so fused and unfused give the same bits
 (docs/numerics.md section 1).
 
-Inductor internals, checked in torch 2.13.0 to 2.15.0: CppTemplateKernel.slice_nd, store_output, local_buffers, args.inplace_buffers;
-cpp_gemm_template.gen_2d_view_of_epilogue_buf; aliases of def_kernel.
+Inductor internals, checked in torch 2.13.0 to 2.15.0: CppTemplateKernel.slice_nd, local_buffers, args.inplace_buffers; aliases of
+def_kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._inductor import ir
-from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-from torch._inductor.utils import sympy_index_symbol
 
 from bi_inductor.templates.cpp_template import KernelTemplate
+from bi_inductor.templates.epilogue import epilogue_loops
 
 # The name, in the generated function, of the rounded results that the epilogue reads.
 RESULTS = "matmul_results"
@@ -93,33 +92,6 @@ class MatmulTemplate(KernelTemplate):
 
     def epilogue(self, kernel: CppTemplateKernel, results: ir.Buffer, matmul: ir.Buffer, final: ir.Buffer, nodes: Sequence[Any]) -> str:
         """The loops of the epilogue over one region [b, m0:m1, n0:n1]."""
-        view, _ = gen_2d_view_of_epilogue_buf(final, matmul, list(nodes), [], [None] * len(nodes))
-        # One by one: images and their views as rows may be nodes of one epilogue.
-        reindexers = [gen_2d_view_of_epilogue_buf(node, matmul, [node], [], [None])[1][0] for node in nodes]
         region = [("m0", "m1"), ("n0", "n1")]
         ranges = region if len(matmul.get_size()) == 2 else [("b", "b + 1"), *region]
-        source: Any = kernel.slice_nd(results, ranges)
-        target: Any = kernel.slice_nd(view, ranges)
-        if len(ranges) == 3:
-            # Inductor leaves a loop of one step out when it looks for contiguous accesses, and then takes the rows for the columns.
-            source, target = _without_first_dim(source), _without_first_dim(target)
-            reindexers = [*(_in_entry(sympy_index_symbol("b"), reindexer) for reindexer in reindexers)]
-        offsets = [start for start, _ in region]
-        code: str = kernel.store_output(target, source, matmul, list(nodes), offsets=offsets, reindexers=reindexers)
-        return code
-
-
-def _without_first_dim(view: ir.ReinterpretView) -> ir.ReinterpretView:
-    """``view`` [1, m, n] as [m, n]."""
-    layout = view.get_layout()
-    return ir.ReinterpretView(
-        data=view.data, layout=ir.FixedLayout(layout.device, layout.dtype, layout.size[1:], layout.stride[1:], layout.offset)
-    )
-
-
-Reindexer = Callable[[list[Any]], list[Any]]
-
-
-def _in_entry(b: Any, reindexer: Reindexer | None) -> Reindexer:
-    """``reindexer`` of indices [b, m, n] as one of [m, n], in the batch entry ``b``."""
-    return lambda indices: [b, *indices] if reindexer is None else reindexer([b, *indices])
+        return epilogue_loops(kernel, kernel.slice_nd(results, ranges), matmul, final, nodes)

@@ -4,6 +4,7 @@
 // with weight and bias fma(y, w, b), else y * w, y + b or y, rounded to T once. docs/numerics.md sections 2 and 7.
 #pragma once
 
+#include "../common/epilogue.h"
 #include "../common/prologue.h"
 
 namespace bi {
@@ -101,22 +102,27 @@ inline Moments<A> moments_of_long_row(bool centered, int64_t n, A eps, const T* 
 }  // namespace detail
 
 // x is rows x n with element stride 1 and x_row elements between rows, or comes from the prologue when it is not null; out is contiguous.
-// kind: 0 layer_norm, 1 rms_norm. weight, bias (n each), out, mean_out and rstd_out (rows each) may be null.
+// kind: 0 layer_norm, 1 rms_norm. weight, bias (n each), out (then only an epilogue reads the rows, if there is one), mean_out and rstd_out
+// (rows each) may be null.
 template <class T>
 void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
-          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context, int64_t threads) {
+          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context,
+          RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
   using A = accumulator_t<T>;
   const Rows<T> source{x, x_row, n, prologue, prologue_context};
+  const Results<T> results{out, n, epilogue, epilogue_context};
+  const bool normalizes = out || epilogue;
   if (threads_share_lanes(rows, n, detail::term_cost, threads)) {
     for (int64_t r = 0; r < rows; r++) {
       const T* row = source.read_long(r, threads);
       const detail::Moments<A> moments = detail::moments_of_long_row(kind == 0, n, A(eps), row, threads);
       if (mean_out) mean_out[r] = moments.mean;
       if (rstd_out) rstd_out[r] = moments.rstd;
-      if (!out) continue;
+      if (!normalizes) continue;
       parallel_for(n, detail::term_cost, int(threads), [&](int64_t begin, int64_t end) {
-        detail::normalize_row(end - begin, moments, row + begin, weight ? weight + begin : nullptr, bias ? bias + begin : nullptr,
-                              out + r * n + begin);
+        T* part = results.part(r, begin, end - begin);
+        detail::normalize_row(end - begin, moments, row + begin, weight ? weight + begin : nullptr, bias ? bias + begin : nullptr, part);
+        results.consume_part(r, begin, end - begin, part);
       });
     }
     return;
@@ -132,8 +138,12 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
       for (int64_t r = 0; r < count; r++) {
         if (mean_out) mean_out[first + r] = mean[r];
         if (rstd_out) rstd_out[first + r] = rstd[r];
-        if (out) detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * spacing, weight, bias, out + (first + r) * n);
       }
+      if (!normalizes) continue;
+      T* normalized = results.rows(first, count);
+      for (int64_t r = 0; r < count; r++)
+        detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * spacing, weight, bias, normalized + r * n);
+      results.consume_rows(first, count, normalized);
     }
   });
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bi_inductor.templates.library import NO_PROLOGUE, PROLOGUE_PARAMETERS, Parameter, register_kernel
+from bi_inductor.templates.library import NEITHER, NO_PROLOGUE, PROLOGUE_PARAMETERS, ROW_PARAMETERS, Parameter, register_kernel
 from bi_inductor.templates.operand import Operand, product
 
 NORM = register_kernel(
@@ -22,7 +22,7 @@ NORM = register_kernel(
         "out": Parameter.OUTPUT,
         "mean_out": Parameter.STATISTICS,
         "rstd_out": Parameter.STATISTICS,
-        **PROLOGUE_PARAMETERS,
+        **ROW_PARAMETERS,
         "threads": Parameter.SIZE,
     },
 )
@@ -67,7 +67,7 @@ def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: O
         "out": None,
         "mean_out": None,
         "rstd_out": None,
-        **NO_PROLOGUE,
+        **NEITHER,
     }
 
 

@@ -14,6 +14,7 @@ from bi_inductor.templates.norm import kernel as norm_kernel
 from bi_inductor.templates.norm import triton_lowering
 from bi_inductor.templates.operand import Address, Operand, product
 from bi_inductor.templates.prologue import Prologue, prologue_of
+from bi_inductor.templates.row_template import lower_rows
 
 ops = torch.ops.bi_inductor
 
@@ -37,7 +38,7 @@ def _norm(kind: int, x: TensorBox, normalized_dims: int, weight: TensorBox | Non
 
     prologue = prologue_of(x, _normalized(x, normalized_dims))
     inputs = {**_input(x, prologue), "weight": _contiguous(weight), "bias": _contiguous(bias)}
-    return lower(norm_kernel.NORM, x.get_dtype(), inputs, x.get_size(), arguments, prologue=prologue)
+    return lower_rows(norm_kernel.NORM, x, normalized_dims, inputs, arguments, prologue)
 
 
 def _statistics(kind: int, x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:

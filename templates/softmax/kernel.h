@@ -4,6 +4,7 @@
 // once. A NaN makes its row NaN, a row of only -inf too. docs/numerics.md sections 2, 5 and 6.
 #pragma once
 
+#include "../common/epilogue.h"
 #include "../common/exponential.h"
 #include "../common/prologue.h"
 
@@ -75,9 +76,33 @@ inline void softmax_of_short_rows(bool log, int64_t count, int64_t n, const T* x
   }
 }
 
+template <class A, class T>
+inline void softmax_of_row(bool log, int64_t n, const T* row, A* exponentials, T* result) {
+  const Vec<A> maximum = Vec<A>::fill(row_maximum<A>(n, row));
+  if (log) {
+    const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      return accumulator + first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
+    });
+    const Vec<A> log_sum = Vec<A>::fill(math::log(s));
+    for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+      store((load<A>(row + i, count) - maximum) - log_sum, result + i, count);
+    });
+  } else {
+    const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      const Vec<A> e = first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
+      e.store(exponentials + i);
+      return accumulator + e;
+    });
+    const Vec<A> denominator = Vec<A>::fill(s);
+    for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
+      store(Vec<A>::load(exponentials + i) / denominator, result + i, count);
+    });
+  }
+}
+
 // A row that all threads work on. Exponentials are taken twice: threads that divide what others stored would wait for their caches.
 template <class T>
-inline void softmax_of_long_row(bool log, int64_t n, const T* x, T* out, int64_t threads) {
+inline void softmax_of_long_row(bool log, int64_t n, const T* x, const Results<T>& results, int64_t row, int64_t threads) {
   using A = accumulator_t<T>;
   constexpr int64_t block = 4096;  // in which the row is shared where the order is free
   const int64_t blocks = (n + block - 1) / block;
@@ -91,60 +116,42 @@ inline void softmax_of_long_row(bool log, int64_t n, const T* x, T* out, int64_t
   });
   const Vec<A> denominator = Vec<A>::fill(log ? math::log(s) : s);
   parallel_for(blocks, double(block), int(threads), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * block;
-    for_each_vector(math::min(end * block, n) - first, [=](int64_t i, auto count) __attribute__((always_inline)) {
-      const Vec<A> distance = load<A>(x + first + i, count) - maximum;
-      store(log ? distance - denominator : exp_nonpositive(distance) / denominator, out + first + i, count);
+    const int64_t first = begin * block, count = math::min(end * block, n) - first;
+    T* out = results.part(row, first, count);
+    for_each_vector(count, [=](int64_t i, auto lanes) __attribute__((always_inline)) {
+      const Vec<A> distance = load<A>(x + first + i, lanes) - maximum;
+      store(log ? distance - denominator : exp_nonpositive(distance) / denominator, out + i, lanes);
     });
+    results.consume_part(row, first, count, out);
   });
 }
 
 }  // namespace detail
 
-// x and out are rows x n with element stride 1; x's rows are x_row elements apart, or come from the prologue when it is not null; out is
-// contiguous. log: 0 softmax, 1 log_softmax.
+// x is rows x n with element stride 1 and x_row elements between rows, or comes from the prologue when it is not null; out is contiguous,
+// and may be null where there is an epilogue. log: 0 softmax, 1 log_softmax.
 template <class T>
 void softmax(int64_t log, int64_t rows, int64_t n, const T* x, int64_t x_row, T* out, PrologueFunction prologue, void* prologue_context,
-             int64_t threads) {
+             RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
   using A = accumulator_t<T>;
   const Rows<T> source{x, x_row, n, prologue, prologue_context};
+  const Results<T> results{out, n, epilogue, epilogue_context};
   if (threads_share_lanes(rows, n, 1, threads)) {
-    for (int64_t r = 0; r < rows; r++) detail::softmax_of_long_row(log != 0, n, source.read_long(r, threads), out + r * n, threads);
+    for (int64_t r = 0; r < rows; r++) detail::softmax_of_long_row(log != 0, n, source.read_long(r, threads), results, r, threads);
     return;
   }
   parallel_for(rows, double(n), int(threads), [&](int64_t begin, int64_t end) {
-    if (n <= detail::longest_softmax_together) {
-      for (int64_t r = begin; r < end; r += rows_together) {
-        const int64_t count = math::min(rows_together, end - r);
-        detail::softmax_of_short_rows(log != 0, count, n, source.read(r, count), source.spacing(), out + r * n);
-      }
-      return;
-    }
-    A* exponentials = log ? nullptr : scratch<A>(n + 7);
-    for (int64_t r = begin; r < end; r++) {
-      const T* row = source.read(r, 1);
-      T* result = out + r * n;
-      const A m = detail::row_maximum<A>(n, row);
-      const Vec<A> maximum = Vec<A>::fill(m);
-      if (log) {
-        const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
-          return accumulator + first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
-        });
-        const Vec<A> log_sum = Vec<A>::fill(math::log(s));
-        for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
-          store((load<A>(row + i, count) - maximum) - log_sum, result + i, count);
-        });
-      } else {
-        const A s = lane_sum<A>(n, [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
-          const Vec<A> e = first_lanes(exp_nonpositive(load<A>(row + i, count) - maximum), count);
-          e.store(exponentials + i);
-          return accumulator + e;
-        });
-        const Vec<A> denominator = Vec<A>::fill(s);
-        for_each_vector(n, [=](int64_t i, auto count) __attribute__((always_inline)) {
-          store(Vec<A>::load(exponentials + i) / denominator, result + i, count);
-        });
-      }
+    const bool together = n <= detail::longest_softmax_together;
+    A* exponentials = log || together ? nullptr : scratch<A>(n + 7);
+    for (int64_t r = begin; r < end; r += together ? rows_together : 1) {
+      const int64_t count = together ? math::min(rows_together, end - r) : 1;
+      const T* row = source.read(r, count);
+      T* result = results.rows(r, count);
+      if (together)
+        detail::softmax_of_short_rows(log != 0, count, n, row, source.spacing(), result);
+      else
+        detail::softmax_of_row(log != 0, n, row, exponentials, result);
+      results.consume_rows(r, count, result);
     }
   });
 }

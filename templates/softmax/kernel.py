@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bi_inductor.templates.library import NO_PROLOGUE, PROLOGUE_PARAMETERS, Parameter, register_kernel
+from bi_inductor.templates.library import NEITHER, ROW_PARAMETERS, Parameter, register_kernel
 from bi_inductor.templates.operand import Operand, product
 
 KERNEL = register_kernel(
@@ -17,7 +17,7 @@ KERNEL = register_kernel(
         "x": Parameter.INPUT,
         "x_row": Parameter.SIZE,
         "out": Parameter.OUTPUT,
-        **PROLOGUE_PARAMETERS,
+        **ROW_PARAMETERS,
         "threads": Parameter.SIZE,
     },
 )
@@ -26,4 +26,4 @@ KERNEL = register_kernel(
 def arguments(log: bool, x: Operand, out: Operand) -> dict[str, Any]:
     """Arguments for the softmax, or log_softmax, along the last dim of the contiguous ``x``."""
     n = x.size[-1]
-    return {"log": int(log), "rows": product(x.size[:-1]), "n": n, "x": x.pointer, "x_row": n, "out": out.pointer, **NO_PROLOGUE}
+    return {"log": int(log), "rows": product(x.size[:-1]), "n": n, "x": x.pointer, "x_row": n, "out": out.pointer, **NEITHER}

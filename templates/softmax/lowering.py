@@ -8,8 +8,9 @@ import torch
 from torch._inductor import lowering as inductor
 from torch._inductor.ir import TensorBox
 
-from bi_inductor.templates.cpp_template import contiguous, lower, on_triton
+from bi_inductor.templates.cpp_template import contiguous, on_triton
 from bi_inductor.templates.prologue import prologue_of
+from bi_inductor.templates.row_template import lower_rows
 from bi_inductor.templates.softmax import triton_lowering
 from bi_inductor.templates.softmax.kernel import KERNEL, arguments
 
@@ -27,7 +28,7 @@ def _lower(log: bool, x: TensorBox, dim: int) -> TensorBox:
     rows = inductor.permute(x, order) if dim != ndim - 1 else x
     prologue = prologue_of(rows, [ndim - 1])
     inputs = {} if prologue else {"x": contiguous(rows)}
-    out = lower(KERNEL, x.get_dtype(), inputs, rows.get_size(), lambda t, out: arguments(log, t["x"], out), prologue=prologue)
+    out = lower_rows(KERNEL, rows, 1, inputs, lambda t, out: arguments(log, t["x"], out), prologue)
     return inductor.permute(out, [order.index(i) for i in range(ndim)]) if dim != ndim - 1 else out
 
 
