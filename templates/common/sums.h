@@ -297,29 +297,37 @@ BI_NOINLINE void fold_columns(int64_t n, int64_t columns, int64_t lane, int64_t 
   for (int64_t c = 0; c < columns; c += 8) (Vec<A>::load(result + c) + Vec<A>::load(spare + c)).store(result + c);
 }
 
-// fold_columns for columns so few that all their lanes fit a cache together: terms are read in the order in which they lie in memory.
+// fold_columns for columns so few that all their lanes fit a cache together: terms are read in the order in which they lie in memory, by
+// several threads in runs of neighbouring terms, a run for each thread's lanes, as long as runs of floats take up 8 KB.
 constexpr int64_t few_columns = 64;
 template <class A, class Step>
-BI_NOINLINE void stream_columns(int64_t n, int64_t columns, const Step& step, A* result) {
-  const int64_t padded = (columns + 7) / 8 * 8;
+BI_NOINLINE void stream_columns(int64_t n, int64_t columns, int64_t threads, const Step& step, A* result) {
+  const int64_t padded = (columns + 7) / 8 * 8, parts = math::min(threads, math::max<int64_t>(columns / 16, 1));
   A* lanes = scratch<A, 1>(sum_lanes * padded);
-  for (int64_t i = 0; i < sum_lanes * padded; i++) lanes[i] = 0;
-  for (int64_t i = 0; i < n; i++) {
-    A* lane = lanes + i % sum_lanes * padded;
-    for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
-      step(Vec<A>::load(lane + c), i, c, count).store(lane + c);
-    });
-  }
+  parallel_for(parts, double(n) * double(columns) * 0.25 / double(parts), int(threads), [=](int64_t first_part, int64_t last_part) {
+    const int64_t first = sum_lanes * first_part / parts, last = sum_lanes * last_part / parts;
+    for (int64_t i = first * padded; i < last * padded; i++) lanes[i] = 0;
+    for (int64_t begin = 0; begin < n; begin += sum_lanes)
+      for (int64_t i = begin + first; i < math::min(begin + last, n); i++) {
+        A* lane = lanes + (i - begin) * padded;
+        for_each_vector(columns, [&](int64_t c, auto count) __attribute__((always_inline)) {
+          step(Vec<A>::load(lane + c), i, c, count).store(lane + c);
+        });
+      }
+  });
   for (int64_t half = sum_lanes / 2 * padded; half >= padded; half /= 2)
     for (int64_t i = 0; i < half; i += 8) (Vec<A>::load(lanes + i) + Vec<A>::load(lanes + half + i)).store(lanes + i);
   for (int64_t c = 0; c < padded; c++) result[c] = lanes[c];
 }
 
+// Whether column_sums of one block can be computed by several threads.
+inline bool threads_share_columns(int64_t n, int64_t columns) { return columns <= few_columns && n >= 4 * sum_lanes; }
+
 // result[c] = the lane sum of n >= 1 terms of column c; see fold_columns for `step`. `result` holds column_block elements.
 template <class A, class Step>
-inline void column_sums(int64_t n, int64_t columns, const Step& step, A* result) {
-  if (columns <= few_columns && n >= 4 * sum_lanes) {
-    stream_columns(n, columns, step, result);
+inline void column_sums(int64_t n, int64_t columns, int64_t threads, const Step& step, A* result) {
+  if (threads_share_columns(n, columns)) {
+    stream_columns(n, columns, threads, step, result);
   } else {
     A spare[7 * column_block];
     fold_columns(n, columns, int64_t(0), int64_t(1), step, result, spare);

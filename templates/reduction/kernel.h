@@ -159,10 +159,10 @@ inline A gathered_product(const Dims& dims, const T* x, A* buffer) {
 // Reduces up to column_block columns that lie next to each other in x.
 template <bool squares, class T, class A>
 inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* offset, const T* x, int64_t columns, T* out,
-                           int64_t out_stride) {
+                           int64_t out_stride, int64_t threads) {
   A total[column_block];
   column_sums(
-      n, columns,
+      n, columns, threads,
       [=](auto accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
         return accumulator + load<A>(x + offset[i] + c, count);
       },
@@ -171,7 +171,7 @@ inline void reduce_columns(const Finish<A>& finish, int64_t n, const int64_t* of
     A mean[column_block];
     for (int64_t c = 0; c < columns; c++) mean[c] = total[c] / finish.n;
     column_sums(
-        n, columns,
+        n, columns, threads,
         [=, &mean](auto accumulator, int64_t i, int64_t c, auto count) __attribute__((always_inline)) {
           const Vec<A> deviation = load<A>(x + offset[i] + c, count) - Vec<A>::load(mean + c);
           return fma(deviation, deviation, accumulator);
@@ -238,18 +238,23 @@ void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, con
     int64_t out_stride = 1;
     for (int d = contiguous + 1; d < outer.count; d++) out_stride *= outer.size[d];
     const int64_t columns = outer.size[contiguous], others = outputs / columns;
-    // Few columns are shared between the threads too, in runs of two cache lines of floats at least.
-    const int64_t share = (outputs / threads + 31) / 32 * 32, block = math::min(column_block, math::max<int64_t>(share, 32));
-    const int64_t blocks = (columns + block - 1) / block;
-    parallel_for(others * blocks, 2 * cost * double(math::min(columns, block)), int(threads), [&](int64_t begin, int64_t end) {
+    // Columns that are few for all threads are shared in runs of two cache lines of floats at least, unless the threads share their lanes.
+    const bool together = others < threads && threads_share_columns(n, columns);
+    const int64_t share = together ? column_block : (outputs / threads + 31) / 32 * 32;
+    const int64_t block = math::min(column_block, math::max<int64_t>(share, 32)), blocks = (columns + block - 1) / block;
+    const auto reduce_blocks = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit++) {
         // `other` numbers the outputs of all outer dims but the contiguous one.
         const int64_t other = unit / blocks, first = unit % blocks * block;
         const int64_t index = other / out_stride * out_stride * columns + other % out_stride, target = index + first * out_stride;
         reduce_columns<squares>(finish, n, offset, x + outer.offset(index) + first, math::min(block, columns - first), out + target,
-                                out_stride);
+                                out_stride, together ? threads : 1);
       }
-    });
+    };
+    if (together)
+      reduce_blocks(0, others * blocks);
+    else
+      parallel_for(others * blocks, 2 * cost * double(math::min(columns, block)), int(threads), reduce_blocks);
     return;
   }
 
