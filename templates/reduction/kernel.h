@@ -209,7 +209,8 @@ void reduce(const Finish<A>& finish, const Dims& outer, const Dims& reduced, con
   const double term_cost = squares ? 0.25 : 0.125, cost = double(n) * term_cost;
 
   if (reduced.count == 1 && reduced.stride[0] == 1) {
-    if (threads_share_lanes(outputs, n, term_cost, threads)) {
+    // A plain sum waits for memory, and two threads that read every other piece of a row wait longer than one.
+    if ((squares || threads >= 8) && threads_share_lanes(outputs, n, term_cost, threads)) {
       for (int64_t o = 0; o < outputs; o++) {
         const T* row = x + outer.offset(o);
         A total = shared_lane_sum<A>(n, term_cost, threads, sum_step<A>(row));
