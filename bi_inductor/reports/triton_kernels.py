@@ -99,7 +99,7 @@ def triton_kernel(operator: str, operands: list[str], result: str, target: str) 
         stages = tile.stages
         if operator == "grouped_matmul":
             kind, _ = GROUPED_DIMS[GROUPED[len(_tensor(operands[0])[1]), len(_tensor(operands[1])[1])]]
-            stages = grouped_stages(tile, dtype, kind)
+            stages = grouped_stages(target, tile, dtype, kind)
         return TritonKernel(configuration_text(tile.constants, tile.warps, stages), quote)
     if operator in ATTENDING:
         dtype, _ = _tensor(operands[0])

@@ -10,9 +10,9 @@ from bi_inductor.templates.matmul.configurations import CHAINED, Configuration
 GROUPED_DIMS = (("rows", "m"), ("columns", "n"), ("terms", "k"))
 
 
-def stages(tile: Configuration, dtype: torch.dtype, grouped: str) -> int:
+def stages(target: str, tile: Configuration, dtype: torch.dtype, grouped: str) -> int:
     """The stages of a tile on elements of ``dtype``, where ``grouped`` is "rows", "columns" or "terms".
 
     What finds a group of columns takes registers beside those of the pipeline, and ptxas would keep some of them in memory on sm_100.
     """
-    return min(tile.stages, 2) if grouped == "columns" and dtype not in CHAINED else tile.stages
+    return 1 if target == "sm_100" and grouped == "columns" and dtype not in CHAINED else tile.stages

@@ -9,6 +9,7 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
 
 from bi_inductor.templates.cpp_template import realized
+from bi_inductor.templates.gpu import target_of
 from bi_inductor.templates.grouped_matmul.configurations import GROUPED_DIMS, stages
 from bi_inductor.templates.grouped_matmul.kernel import GROUPED
 from bi_inductor.templates.matmul.configurations import CHAINED
@@ -51,6 +52,6 @@ def grouped_matmul(a: ir.TensorBox, b: ir.TensorBox, ends: ir.TensorBox) -> ir.T
         {**chosen.constants, "EVEN_K": even},
         (m, n, groups if grouped == "rows" else 0, groups if grouped == "columns" else 0, groups if grouped == "terms" else 1),
         warps=chosen.warps,
-        stages=stages(chosen, dtype, grouped),
+        stages=stages(target_of(a.get_device()), chosen, dtype, grouped),
         dtype=dtype,
     )

@@ -62,14 +62,15 @@ UNKNOWN = 4096
 
 # target -> kind of element -> the most columns of the result that a configuration is for. `bi-inductor compile` shows registers, shared
 # memory and spills. Registers keep tiles below the sizes above: 128 x 256 would spill in epilogues that read another operand, float8 is
-# converted in registers, and threads multiply float32 and float64. GROUP_M is 8 for all: on an H100 the tiles of a wave then read at most
-# 1.07 times what the best shape of a group would, in a quarter of the wave's time.
+# converted in registers, and threads multiply float32 and float64. Where one block holds all products there is no loop, and ptxas would
+# keep some of the float32 operands of a block of 32 in memory. GROUP_M is 8 for all: on an H100 the tiles of a wave then read at most 1.07
+# times what the best shape of a group would, in a quarter of the wave's time.
 #                             columns:             M    N    K warps stages
 CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
     "sm_80": {
         "8 bit": {2048: Configuration(64, 64, 128, 4, 3), ANY: Configuration(64, 128, 64, 8, 3)},
-        "16 bit": {2048: Configuration(64, 64, 64, 4, 4), ANY: Configuration(64, 128, 64, 4, 3)},
-        "float32": {ANY: Configuration(64, 64, 32, 8, 3)},
+        "16 bit": {2048: Configuration(64, 64, 64, 4, 3), ANY: Configuration(64, 128, 64, 4, 3)},
+        "float32": {ANY: Configuration(64, 64, 16, 8, 3)},
         "float64": {ANY: Configuration(32, 32, 16, 4, 2)},
     },
     "sm_90": {
@@ -79,7 +80,7 @@ CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
             7168: Configuration(128, 64, 64, 4, 4),
             ANY: Configuration(128, 128, 64, 8, 3),
         },
-        "float32": {ANY: Configuration(64, 64, 32, 8, 3)},
+        "float32": {ANY: Configuration(64, 32, 16, 4, 3)},
         "float64": {ANY: Configuration(32, 32, 16, 8, 2)},
     },
     "sm_100": {
@@ -89,7 +90,7 @@ CONFIGURATIONS: dict[str, dict[str, dict[int, Configuration]]] = {
             8192: Configuration(128, 64, 64, 8, 4),
             ANY: Configuration(128, 128, 64, 8, 3),
         },
-        "float32": {ANY: Configuration(64, 64, 32, 8, 3)},
+        "float32": {ANY: Configuration(64, 64, 16, 8, 3)},
         "float64": {ANY: Configuration(32, 32, 16, 4, 2)},
     },
     "gfx942": {

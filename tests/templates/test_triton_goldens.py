@@ -243,15 +243,15 @@ def kernel(arg_A, arg_B, out_ptr0):
         self.assertExpectedInline(
             sources()["matmul_float32"],
             """\
-# 8 warps, 3 stages
+# 4 warps, 3 stages
 def kernel(arg_A, arg_B, arg_BIAS, out_ptr0):
     ACC_TYPE : tl.constexpr = tl.float32
     ELEMENT : tl.constexpr = tl.float32
     RESULT : tl.constexpr = tl.float32
     ACCUMULATOR : tl.constexpr = tl.float32
     BLOCK_M : tl.constexpr = 64
-    BLOCK_N : tl.constexpr = 64
-    BLOCK_K : tl.constexpr = 32
+    BLOCK_N : tl.constexpr = 32
+    BLOCK_K : tl.constexpr = 16
     GROUP_M : tl.constexpr = 8
     EVEN_K : tl.constexpr = False
     ALPHA : tl.constexpr = 1

@@ -60,7 +60,7 @@ def test_groups_of_columns_have_fewer_stages() -> None:
     rows, columns, ends = "float32[64, 64]", "float32[8, 64, 64]", "int32[8]"
     by_rows = triton_kernel("grouped_matmul", [rows, columns, ends], "float32[64, 64]", "sm_100")
     by_columns = triton_kernel("grouped_matmul", [columns, rows, ends], "float32[64, 64]", "sm_100")
-    assert by_rows is not None and by_columns is not None and by_columns.configuration.endswith("2 stages")
+    assert by_rows is not None and by_columns is not None and by_columns.configuration.endswith("1 stage")
     assert by_columns.configuration.split(", ")[:-1] == by_rows.configuration.split(", ")[:-1]
 
 

@@ -316,6 +316,73 @@ def sums():
     return model, (torch.empty(16, 256, device="meta"), torch.empty(256, 128, device="meta"))
 
 
+def rest_of_templates():
+    """What no other program has: norms in float32, sums over samples, convolutions, products in float64, and those of a single block."""
+
+    def model(x, weight, bias, images, kernel, grouped_kernel, wide):
+        norms = F.layer_norm(x, (256,), weight, bias), F.rms_norm(x, (256,), weight), F.group_norm(x[:, :, None], 4, weight, bias)
+        samples = torch.ops.bi_inductor.sample_sum(x), torch.ops.bi_inductor.sample_sum(x.half())
+        convolutions = F.conv2d(images, kernel, bias[:32], padding=1), F.conv2d(images, grouped_kernel, stride=2, groups=2)
+        halves = F.conv2d(images.half(), kernel.half(), padding=1)
+        batches = torch.bmm(x.unflatten(1, (4, 64)), x.unflatten(1, (4, 64)).mT)
+        short = F.gelu(F.linear(x[:, :16], wide.float()[:, :16], bias[:40]))
+        return norms, samples, convolutions, halves, batches, short, wide @ wide.t(), wide.float() @ wide.t().float()
+
+    with torch.device("meta"):
+        images, kernels = torch.empty(2, 16, 12, 12), (torch.empty(32, 16, 2, 1), torch.empty(32, 8, 2, 1))
+        return model, (torch.empty(16, 256), torch.empty(256), torch.empty(256), images, *kernels, torch.empty(40, 70).double())
+
+
+# Of the models that are served: padded, and of each row of the table.
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+def every_head_dim():
+    """Causal attention and attention over a cache, in every head dim and both dtypes of 16 bits."""
+
+    def model(tensors, numbers):
+        ops, (table, starts, lengths) = torch.ops.bi_inductor, numbers
+        causal = [ops.attention(q, k, v, None, True) for q, k, v, _ in tensors]
+        return causal, [ops.paged_attention(q[0].transpose(0, 1), cache, table, starts, lengths, 0.125) for q, _, _, cache in tensors]
+
+    with torch.device("meta"):
+        tensors = []
+        for dtype in (torch.bfloat16, torch.float16):
+            for dim in HEAD_DIMS:
+                q, *kv = (torch.empty(2, heads, 96, dim, dtype=dtype) for heads in (8, 2, 2))
+                tensors.append((q, *kv, torch.empty(64, 16, 2, 2 * dim, dtype=dtype)))
+        return model, (tensors, tuple(torch.empty(size, dtype=torch.int32) for size in ((12, 6), (13,), (12,))))
+
+
+# One kernel each: their sizes differ, so they are not fused.
+ELEMENTWISE = {
+    "a + 3 * b": lambda x, y, z: torch.add(x, y, alpha=3),
+    "addcmul": lambda x, y, z: torch.addcmul(x, y, z),
+    "addcmul, scaled": lambda x, y, z: torch.addcmul(x, y, z, value=3),
+    "addcdiv, scaled": lambda x, y, z: torch.addcdiv(x, y, z, value=3),
+    "a - 3 * b": lambda x, y, z: torch.sub(x, y, alpha=3),
+    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z),
+    "lerp": lambda x, y, z: torch.lerp(x, y, z),
+    "atan": lambda x, y, z: torch.atan(x),
+    "exp": lambda x, y, z: torch.exp(x),
+    "erf": lambda x, y, z: torch.erf(x),
+    "tanh": lambda x, y, z: torch.tanh(x),
+    "log": lambda x, y, z: torch.log(x),
+    "sigmoid": lambda x, y, z: torch.sigmoid(x),
+    "rsqrt": lambda x, y, z: torch.rsqrt(x),
+    "x * y + z": lambda x, y, z: x * y + z,
+}
+
+
+def elementwise():
+    """Operations of which Inductor writes fused multiply-adds on purpose, and others beside them (test_fma.py)."""
+
+    def model(tensors):
+        return [function(*given) for function, given in zip(ELEMENTWISE.values(), tensors, strict=True)]
+
+    return model, ([tuple(torch.empty(8 + i, 96, device="meta") for _ in range(3)) for i in range(len(ELEMENTWISE))],)
+
+
 def one_sample():
     """torch's kernel runs on one sample at a time on the CPU."""
     return torch.linalg.inv, torch.randn(2, 4, 4)
