@@ -8,11 +8,12 @@ from torch.nn import functional as F
 
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import InterpretationError, Interpreter
+from tests.templates.batches import DTYPES
 from tests.templates.rows import assert_same_bits, differences, randn
 from tests.templates.test_triton_matmul import reference
 
 pytestmark = pytest.mark.xdist_group("interpreter")
-BATCHES = (1, 2, 3, 17)
+BATCHES = (1, 3, 17)
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -21,23 +22,28 @@ def network(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: to
     return F.conv2d(F.relu(F.conv2d(x, first, bias, stride=2, padding=1)), second, groups=2, dilation=2)
 
 
-def parameters() -> Tensors:
+def parameters(dtype: torch.dtype = torch.float32) -> Tensors:
     # 297 products in the first, more than a run of 256.
-    return randn(4, 33, 3, 3, seed=1), randn(4, seed=2), randn(6, 2, 2, 2, seed=3)
+    return randn(4, 33, 3, 3, dtype=dtype, seed=1), randn(4, dtype=dtype, seed=2), randn(6, 2, 2, 2, dtype=dtype, seed=3)
 
 
 def defined(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """``network`` of one sample by docs/numerics.md section 15: products of weights with the patches, which torch lays out."""
     hidden = reference(first.flatten(1), F.unfold(x, 3, padding=1, stride=2)[0]) + bias[:, None]
-    hidden = hidden.relu().unflatten(1, (5, 5))
+    hidden = hidden.to(x.dtype).relu().unflatten(1, (5, 5))
     groups = zip(second.flatten(1).chunk(2), hidden.chunk(2), strict=True)
     results = [reference(weight, F.unfold(part[None], 2, dilation=2)[0]) for weight, part in groups]
-    return torch.cat(results).unflatten(1, (3, 3))
+    return torch.cat(results).unflatten(1, (3, 3)).to(x.dtype)
 
 
-@pytest.mark.parametrize("dynamic", [False, None], ids=["static", "symbolic batch"])
-def test_bits_of_the_definition_in_every_batch(interpreter: Interpreter, dynamic: bool | None) -> None:
-    x, rest = randn(17, 33, 9, 9), parameters()
+@pytest.mark.parametrize(
+    ("dtype", "dynamic"),
+    [(torch.float32, False), *((dtype, None) for dtype in DTYPES)],
+    ids=lambda value: {None: "symbolic batch", False: "static"}.get(value, str(value)),
+)
+def test_bits_of_the_definition_in_every_batch(interpreter: Interpreter, dtype: torch.dtype, dynamic: bool | None) -> None:
+    """In float32, bfloat16 and float16; more batches, and errors, are in test_triton_batches.py."""
+    x, rest = randn(17, 33, 9, 9, dtype=dtype), parameters(dtype)
     *parts, turned = interpreter.run(run_batches, network, [*((x[:m], *rest) for m in BATCHES), (x[:3].flip(0), *rest)], dynamic)
     whole = parts[-1]
     for m, part in zip(BATCHES, parts, strict=True):
@@ -46,7 +52,8 @@ def test_bits_of_the_definition_in_every_batch(interpreter: Interpreter, dynamic
     expected = torch.stack([defined(sample[None], *rest) for sample in x[:3]])
     assert_same_bits(whole[:3], expected)
     # Control: float64, rounded once, is something else, and so is another sample.
-    assert differences(whole[:3], network(*(t.double() for t in (x[:3], *rest))).float()) > 0 and differences(whole[:1], whole[1:2]) > 0
+    assert differences(whole[:3], network(*(t.double() for t in (x[:3], *rest))).to(dtype)) > 0
+    assert differences(whole[:1], whole[1:2]) > 0
 
 
 def of_a_parameter(x: torch.Tensor) -> torch.Tensor:

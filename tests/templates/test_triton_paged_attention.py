@@ -11,10 +11,11 @@ from bi_inductor.templates import gpu
 from bi_inductor.templates.attention.configurations import configuration
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import Interpreter
+from tests.templates.batches import BATCHES
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
 
 pytestmark = pytest.mark.xdist_group("interpreter")
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 6, 2, 24, 8
 SCALE = 0.25
 Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -64,6 +65,7 @@ def attend(*tensors: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_blocks_and_cuts_have_the_bits_of_the_unpaged_kernel(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    """The last 1, 3, 16, 17 and 33 tokens of a request among them; as many requests are in test_triton_attention_batches.py."""
     lengths = [41, 18, 1]
     requests, moved = Requests(lengths, dtype), Requests(lengths, dtype, seed=1)
     whole = [(0, 0, 41), (1, 0, 18), (2, 0, 1)]
@@ -73,7 +75,7 @@ def test_blocks_and_cuts_have_the_bits_of_the_unpaged_kernel(interpreter: Interp
         [(2, 0, 1), (1, 0, 18), (0, 0, 41)],
         [(0, 0, 13), (1, 17, 18)],
         [(1, 16, 18), (0, 13, 40)],
-        [(0, 40, 41)],
+        *([(0, 41 - m, 41)] for m in reversed(BATCHES)),
     ]
     calls = [*(requests.step(part) for part in parts), moved.step(whole)]
     *found, elsewhere = interpreter.run(run_batches, paged, calls, True)
@@ -89,7 +91,7 @@ def test_blocks_and_cuts_have_the_bits_of_the_unpaged_kernel(interpreter: Interp
     assert differences(interpreter.run(run_compiled, paged, q, exchanged, table, starts, lengths_), found[-1]) > 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_window_is_the_prefill_however_many_keys_it_left_behind(interpreter: Interpreter, dtype: torch.dtype) -> None:
     chunk = configuration(gpu.DEFAULT, dtype, HEAD_DIM).chunk
     length, window = 2 * chunk + 7, chunk + 3
@@ -103,7 +105,7 @@ def test_a_window_is_the_prefill_however_many_keys_it_left_behind(interpreter: I
     assert differences(interpreter.run(run_compiled, functools.partial(paged, window=window - 1), *calls[-1]), decoded[-1]) > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) -> None:
     requests = Requests([37], dtype)
     q, keys, values, mask = requests.unpaged(0)

@@ -11,13 +11,14 @@ from bi_inductor.templates import gpu
 from bi_inductor.templates.attention.configurations import FEW_QUERIES, PART, UNROLL, configuration, shares_keys
 from tests.interpreter import code_of, run_batches, run_compiled
 from tests.interpreter.process import Interpreter
+from tests.templates.batches import BATCHES
 from tests.templates.rows import assert_same_bits, differences, randn, relative_error
 from tests.templates.test_triton_paged_attention import Requests, paged
 
 pytestmark = pytest.mark.xdist_group("interpreter")
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # More than the programs that share keys compute.
-PROMPT = FEW_QUERIES + 3
+PROMPT = max(BATCHES)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -32,6 +33,14 @@ def operands(dtype: torch.dtype, batch: int = 2) -> tuple[torch.Tensor, torch.Te
     return q, k, v, torch.ones(PROMPT, keys, dtype=torch.bool).tril(keys - PROMPT)
 
 
+def attend_in_batches(calls: list[tuple[torch.Tensor, ...]]) -> tuple[list[torch.Tensor], list[str]]:
+    """Results and the code of every graph that was compiled for them. Runs in the interpreting process."""
+    from torch._inductor.utils import run_and_get_code
+
+    results, codes = run_and_get_code(run_batches, attend, calls)
+    return results, codes
+
+
 def is_split(code: str) -> bool:
     """Whether the code of a graph has a kernel for parts of the keys and one that merges them."""
     return "PART : tl.constexpr" in code and "UNROLL : tl.constexpr" in code
@@ -39,12 +48,21 @@ def is_split(code: str) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decode_by_several_programs_is_the_prefill_by_one(interpreter: Interpreter, dtype: torch.dtype) -> None:
-    q, k, v, mask = operands(dtype)
+    """1, 3, 16 and 17 queries, of which the first three share their keys, beside 33; the same numbers of samples of two queries."""
+    *many, mask = operands(dtype, max(BATCHES))
+    q, k, v = (t[:2] for t in many)
     whole, codes = interpreter.run(code_of, attend, q, k, v, mask)
     assert not is_split(codes[0])
-    decoded, codes = interpreter.run(code_of, attend, q[:, :, -1:], k, v, mask[-1:])
-    assert is_split(codes[0])
-    assert_same_bits(decoded, whole[:, :, -1:], "the last token")
+    for m in BATCHES[:-1]:
+        part, codes = interpreter.run(code_of, attend, q[:, :, -m:], k, v, mask[-m:], dynamic=False)
+        assert is_split(codes[0]) == (m <= FEW_QUERIES)
+        assert_same_bits(part, whole[:, :, -m:], f"the last {m} tokens")
+    pairs = [(many[0][:m, :1, -2:], *(t[:m] for t in many[1:]), mask[-2:]) for m in BATCHES]
+    (*parts, of_all), codes = interpreter.run(attend_in_batches, pairs)
+    assert len(codes) >= 2 and all(map(is_split, codes))
+    assert_same_bits(of_all[:2], whole[:, :1, -2:], "33 samples")
+    for m, part in zip(BATCHES[:-1], parts, strict=True):
+        assert_same_bits(part, of_all[:m], f"{m} samples")
     padded_k, padded_v = (torch.cat([torch.full_like(t[:, :, :37], float("nan")), t], 2) for t in (k, v))
     padded = torch.cat([torch.zeros(5, 37, dtype=torch.bool), mask[-5:]], 1)
     last = mask[-5:]
@@ -83,7 +101,7 @@ def test_rows_without_keys_and_scores_of_infinity(interpreter: Interpreter) -> N
     assert torch.equal(split[1], torch.zeros_like(split[1])) and split_endless.isnan().any() and not split.isnan().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) -> None:
     q, k, v, mask = operands(dtype)
 
@@ -95,9 +113,11 @@ def test_error_is_that_of_torch(interpreter: Interpreter, dtype: torch.dtype) ->
     assert relative_error(interpreter.run(run_compiled, attend, q, k, v, mask[-3:]), exact) <= 1.5 * relative_error(torchs(q, k, v), exact)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(
+    ("dtype", "window"), [*((dtype, 0) for dtype in DTYPES), (torch.float32, 50), (torch.bfloat16, 50)], ids=lambda value: str(value)
+)
 def test_blocks_of_a_cache_by_several_programs_are_those_by_one(interpreter: Interpreter, dtype: torch.dtype, window: int) -> None:
+    """1, 3, 16 and 17 tokens, of which the first three share their keys; without a window."""
     length = (PART + 1) * configuration(gpu.DEFAULT, dtype, 24).chunk + 7
     requests = Requests([length, 5], dtype)
     columns = length // 8 + 3
@@ -108,6 +128,10 @@ def test_blocks_of_a_cache_by_several_programs_are_those_by_one(interpreter: Int
     split, codes = interpreter.run(code_of, function, *requests.step(few[0], columns))
     assert is_split(codes[0])
     assert_same_bits(split, whole[length - 1 : length], "the last token")
+    for m in (3, 16, 17) if not window else ():
+        part, codes = interpreter.run(code_of, function, *requests.step([(0, length - m, length)], columns), dynamic=False)
+        assert is_split(codes[0]) == (m <= FEW_QUERIES)
+        assert_same_bits(part, whole[length - m : length], f"the last {m} tokens")
     both, early = interpreter.run(run_batches, function, [requests.step(part, columns) for part in few[1:]])
     assert_same_bits(both, torch.cat([whole[length:], whole[length - 4 : length]]), "two requests")
     assert_same_bits(early, whole[60:65], "a part of the prompt")
