@@ -130,13 +130,14 @@ class KernelTemplate(CppTemplate):
         epilogue_nodes: Sequence[ir.IRNode] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The C++ of the call. Raises AssertionError when Inductor hands over an epilogue: only matmul renders those."""
-        assert not epilogue_nodes, f"{self.name} renders no epilogue"
+        """The C++ of the call, and of the epilogue where there is one."""
         if template_buffer_node is None:
             # generate() renders once for a benchmark that never runs; only the declared buffers are read.
             output: Any = self.output_node
             return self.signature(kernel, {"out": output})
         self.load_library()
+        if epilogue_nodes:
+            return self.render_with_epilogue(kernel, template_buffer_node, epilogue_nodes, bool(flag_template_buffer_has_other_users))
         signature = self.signature(kernel, {"out": template_buffer_node})
         operand = self.operand(template_buffer_node, kernel.args.output(template_buffer_node.get_name()))
         if self.prologue is not None:
@@ -147,6 +148,14 @@ class KernelTemplate(CppTemplate):
             return self.function(self.header().getvalue(), signature, self.call(kernel, operand))
         numbers = RuntimeNumbers(kernel)
         return self.function(OPAQUE_ELEMENTS, signature, self.call(kernel, operand, number=numbers.argument))
+
+    def render_with_epilogue(self, kernel: CppTemplateKernel, result: ir.CppTemplateBuffer, nodes: Sequence[Any], kept: bool) -> str:
+        """The C++ of the call and of the epilogue ``nodes``; ``kept``: others read the result too.
+
+        Raises:
+            AssertionError: Inductor hands an epilogue to a template that renders none.
+        """
+        raise AssertionError(f"{self.name} renders no epilogue")
 
     def load_library(self) -> None:
         """Makes the generated module build and load the library before its kernels. A graph in C++ has the kernels' sources instead."""

@@ -158,9 +158,6 @@ def prologue_of(x: ir.TensorBox, inner: Sequence[int], terms: Any = None) -> Pro
     reads = list(accesses.reads)
     if not reads or not all(isinstance(read, MemoryDep) and not read.is_indirect() for read in reads):
         return None
-    buffers = [_buffer(name) for name in dict.fromkeys(read.name for read in reads)]
-    if any(buffer is None for buffer in buffers):
-        return None
     strides = [[_stride(read.index, variable, variables) for variable in variables] for read in reads]
     order = [dim for dim in (*(dim for dim in range(len(size)) if dim not in inner), *inner) if size[dim] != 1] or [inner[-1]]
     if any(stride[order[-1]] not in (0, 1) for stride in strides):
@@ -171,21 +168,25 @@ def prologue_of(x: ir.TensorBox, inner: Sequence[int], terms: Any = None) -> Pro
     run = product([size[dim] for dim in order[-joined:]])
     if joined < len(order) and V.graph.sizevars.optimization_hint(run, fallback=SHORTEST_RUN) < SHORTEST_RUN:
         return None
+    buffers = [buffer for name in dict.fromkeys(read.name for read in reads) if (buffer := _buffer(name)) is not None]
+    if len(buffers) < len({read.name for read in reads}):
+        return None
+    for buffer in buffers:
+        buffer.freeze_layout()
     terms = product([size[dim] for dim in inner]) if terms is None else terms
     device = x.get_device()
     assert device is not None
     pointwise = ir.Pointwise(device=device, dtype=x.get_dtype(), inner_fn=loader, ranges=size)
-    return Prologue(pointwise, tuple(buffer for buffer in buffers if buffer is not None), terms, tuple(order), joined)
+    return Prologue(pointwise, tuple(buffers), terms, tuple(order), joined)
 
 
 def _buffer(name: str) -> ir.Buffer | None:
-    """The buffer of this name with its layout frozen, if it has memory of its own."""
+    """The buffer of this name, if it has memory of its own."""
     node: Any = V.graph.try_get_buffer(name)
     while isinstance(node, (ir.TensorBox, ir.StorageBox)):
         node = node.data
     if not isinstance(node, ir.Buffer) or not isinstance(node.get_layout(), ir.Layout):
         return None
-    node.freeze_layout()
     return node
 
 

@@ -35,25 +35,14 @@ class RowTemplate(KernelTemplate):
 
     renders_epilogue = True
 
-    def render(  # type: ignore[override]  # the base takes only keyword arguments
-        self,
-        kernel: CppTemplateKernel,
-        template_buffer_node: ir.CppTemplateBuffer | None = None,
-        flag_template_buffer_has_other_users: bool | None = None,
-        epilogue_nodes: Sequence[Any] | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The C++ of the call and its epilogue."""
-        if not epilogue_nodes or template_buffer_node is None:
-            return super().render(kernel, template_buffer_node, flag_template_buffer_has_other_users, None)
-        self.load_library()
-        rows, final = template_buffer_node, epilogue_nodes[-1]
-        kept = bool(flag_template_buffer_has_other_users)
+    def render_with_epilogue(self, kernel: CppTemplateKernel, result: ir.CppTemplateBuffer, nodes: Sequence[Any], kept: bool) -> str:
+        """The C++ of the call and of the epilogue."""
+        rows, final = result, nodes[-1]
         outputs: dict[str, ir.Buffer] = {"rows_out": rows, "out": final} if kept else {"out": final}
         signature = self.signature(kernel, outputs, None if kept else {rows.get_name(): final.get_name()})
         element = DTYPE_TO_CPP[rows.get_dtype()]
         source = self._region(kernel, rows, kept)
-        loops = epilogue_loops(kernel, source, rows, final, epilogue_nodes)
+        loops = epilogue_loops(kernel, source, rows, final, nodes)
         operand = self.operand(rows, kernel.args.output(rows.get_name()) if kept else "nullptr")
         call = self.call(
             kernel,

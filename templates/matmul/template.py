@@ -33,30 +33,20 @@ class MatmulTemplate(KernelTemplate):
 
     renders_epilogue = True
 
-    def render(  # type: ignore[override]  # the base takes only keyword arguments
-        self,
-        kernel: CppTemplateKernel,
-        template_buffer_node: ir.CppTemplateBuffer | None = None,
-        flag_template_buffer_has_other_users: bool | None = None,
-        epilogue_nodes: Sequence[Any] | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The C++ of the call and its epilogue."""
-        if not epilogue_nodes or template_buffer_node is None:
-            return super().render(kernel, template_buffer_node, flag_template_buffer_has_other_users, None)
-        self.load_library()
-        matmul, final = template_buffer_node, epilogue_nodes[-1]
+    def render_with_epilogue(self, kernel: CppTemplateKernel, result: ir.CppTemplateBuffer, nodes: Sequence[Any], kept: bool) -> str:
+        """The C++ of the call and of the epilogue."""
+        matmul, final = result, nodes[-1]
         outputs: dict[str, ir.Buffer] = {"out": final}
         aliases: dict[str, str] | None = None
-        if flag_template_buffer_has_other_users:
+        if kept:
             outputs = {"matmul_out": matmul, "out": final}
         else:
             aliases = {matmul.get_name(): final.get_name()}
         signature = self.signature(kernel, outputs, aliases)
-        results = self.results(kernel, matmul, final, bool(flag_template_buffer_has_other_users))
+        results = self.results(kernel, matmul, final, kept)
         # A local name makes Inductor drop the buffer it stands for, so a buffer that others read keeps its own.
-        source = matmul if flag_template_buffer_has_other_users else self.local_results(kernel, matmul)
-        region = self.epilogue(kernel, source, matmul, final, epilogue_nodes)
+        source = matmul if kept else self.local_results(kernel, matmul)
+        region = self.epilogue(kernel, source, matmul, final, nodes)
         call = self.call(
             kernel,
             self.operand(matmul, RESULTS),
