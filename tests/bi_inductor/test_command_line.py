@@ -212,7 +212,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{FILE}:relu"]) == INVARIANT
     assert "every op is supported" in capsys.readouterr().out
     assert main(["explain", f"{FILE}:linear", "--target", "sm_90"]) == INVARIANT
-    assert "BLOCK_M=64, BLOCK_N=64" in capsys.readouterr().out
+    assert "BLOCK_M=64, BLOCK_N=32" in capsys.readouterr().out
     assert main(["explain", f"{FILE}:linear", "--stage", "captured"]) == INVARIANT
     assert "+ %4 = bi_inductor.matmul.default(%2, %3, %1)" in capsys.readouterr().out
     assert main(["explain", f"{FILE}:linear", "--backward", "--json", "-"]) == INVARIANT
