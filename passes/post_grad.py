@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from bi_inductor.options import Options
 from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_no_python, require_supported
+from bi_inductor.passes.mean_square_norm import join_mean_square_norms
 from bi_inductor.passes.mixing import GraphInput, find_mixing, mixing_reason, require_unmixed
 from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
@@ -63,6 +64,7 @@ class PostGradPass(CustomGraphPass):
         observers.refused(refused_nodes(without_template, self.options))
         if not observers.tolerant:
             require_supported(without_template, self.options)
+        join_mean_square_norms(graph)
         observers.stage("rewrite", graph)
 
     def repeat_warnings(self, gm: GraphModule) -> None:

@@ -1,4 +1,4 @@
-"""``bi_inductor::layer_norm``, ``rms_norm``, ``group_norm`` and their statistics (docs/numerics.md section 7).
+"""``bi_inductor::layer_norm``, ``rms_norm``, ``mean_square_norm``, ``group_norm`` and their statistics (docs/numerics.md section 7).
 
 The statistics that autograd saves are operators of their own: an inference graph does not compute them, and each operator has one result.
 """
@@ -22,8 +22,7 @@ def _operand(tensor: torch.Tensor | None) -> Operand | None:
     return None if tensor is None else Operand.of(tensor.contiguous())
 
 
-def _check(kind: int, x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.dtype:
-    name = _NAMES[kind]
+def _check(name: str, x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.dtype:
     if not 1 <= normalized_dims <= x.dim():
         raise ValueError(f"bi_inductor::{name}: normalized_dims must be 1 to {x.dim()} for {tuple(x.shape)}; given {normalized_dims}")
     for key, tensor in (("weight", weight), ("bias", bias)):
@@ -38,7 +37,7 @@ def norm_cpu(
     kind: int, x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     """Eager layer_norm or rms_norm."""
-    dtype = _check(kind, x, normalized_dims, weight, bias)
+    dtype = _check(_NAMES[kind], x, normalized_dims, weight, bias)
     x = x.contiguous()
     out = torch.empty_like(x)
     arguments = norm_kernel.arguments(kind, normalized_dims, eps, Operand.of(x), _operand(weight), _operand(bias))
@@ -47,7 +46,7 @@ def norm_cpu(
 
 def statistics_cpu(kind: int, x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
     """Eager statistics: [2, *outer] mean and rstd for layer_norm, [1, *outer] rstd for rms_norm."""
-    dtype = _check(kind, x, normalized_dims, None, None)
+    dtype = _check(_NAMES[kind], x, normalized_dims, None, None)
     x = x.contiguous()
     out = statistics_fake(kind, x, normalized_dims)
     arguments = norm_kernel.arguments(kind, normalized_dims, eps, Operand.of(x), None, None)
@@ -70,7 +69,7 @@ def layer_norm_cpu(
 def layer_norm_fake(
     x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    _check(norm_kernel.LAYER_NORM, x, normalized_dims, weight, bias)
+    _check("layer_norm", x, normalized_dims, weight, bias)
     return x.new_empty(x.shape)
 
 
@@ -87,7 +86,7 @@ def rms_norm_cpu(x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | N
 
 
 def rms_norm_fake(x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    _check(norm_kernel.RMS_NORM, x, normalized_dims, weight, None)
+    _check("rms_norm", x, normalized_dims, weight, None)
     return x.new_empty(x.shape)
 
 
@@ -97,6 +96,20 @@ def rms_norm_statistics_cpu(x: torch.Tensor, normalized_dims: int, eps: float) -
 
 def rms_norm_statistics_fake(x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
     return statistics_fake(norm_kernel.RMS_NORM, x, normalized_dims)
+
+
+def mean_square_norm_cpu(x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
+    """``x * rsqrt(mean(x * x) + eps)`` over the last dims, every step in the accumulation type, with the bits of these ops one by one."""
+    dtype = _check("mean_square_norm", x, normalized_dims, None, None)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    arguments = norm_kernel.mean_square_norm_arguments(normalized_dims, eps, Operand.of(x))
+    return run(norm_kernel.MEAN_SQUARE_NORM, out, dtype, {**arguments, "out": out})
+
+
+def mean_square_norm_fake(x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
+    _check("mean_square_norm", x, normalized_dims, None, None)
+    return x.new_empty(x.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -227,6 +240,7 @@ define(
     rms_norm_statistics_cpu,
     rms_norm_statistics_fake,
 )
+define("mean_square_norm(Tensor x, int normalized_dims, float eps) -> Tensor", mean_square_norm_cpu, mean_square_norm_fake)
 define(
     "group_norm(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     group_norm_cpu,

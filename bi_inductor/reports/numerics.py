@@ -63,6 +63,7 @@ NUMERICS: dict[str, Numerics] = {
     "layer_norm_statistics": Numerics(7, "Statistics are `m` and `rstd` in the accumulation type", "norm", _SUM),
     "rms_norm": Numerics(7, "`rms_norm`: `q` = lane sum of products `x*x`", "norm", _SUM),
     "rms_norm_statistics": Numerics(7, "`rms_norm`: `q` = lane sum of products `x*x`", "norm", _SUM),
+    "mean_square_norm": Numerics(7, "`q = S(fl(x*x))`, `y = fl(x * fl(1 / sqrt(fl(fl(q/n) + eps))))`", "mean_square_norm", _SUM),
     "group_norm": Numerics(7, "`m`, `q`, `rstd` as in layer_norm over the group in row-major order", "group_norm", _SUM),
     "group_norm_statistics": Numerics(7, "`m`, `q`, `rstd` as in layer_norm over the group in row-major order", "group_norm", _SUM),
     "attention": Numerics(

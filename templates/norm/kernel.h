@@ -1,7 +1,8 @@
-// layer_norm, rms_norm and group_norm.
+// layer_norm, rms_norm, mean_square_norm and group_norm.
 //
 // Numerics: m = S/n (0 for rms_norm), d = x - m, q = the 128-lane sum of d*d in fma chains, rstd = 1 / sqrt(q/n + eps), y = d * rstd;
-// with weight and bias fma(y, w, b), else y * w, y + b or y, rounded to T once. docs/numerics.md sections 2 and 7.
+// with weight and bias fma(y, w, b), else y * w, y + b or y, rounded to T once. mean_square_norm: rms_norm, but each square is rounded
+// before it is added. docs/numerics.md sections 2 and 7.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -18,20 +19,37 @@ struct Moments {
 
 constexpr double term_cost = 0.25;  // of one element in one of the sums, in element operations
 
+// Steps of the sum of squares: of deviations, each with one rounding of product and addition, or of the terms, rounded as ops of their own.
+struct ContractedSquares {
+  template <class A, class T>
+  static BI_INLINE auto step(const T* x, A mean) {
+    return sum_squares_step(x, mean);
+  }
+};
+struct RoundedSquares {
+  template <class A, class T>
+  static BI_INLINE auto step(const T* x, A) {
+    return [=](auto accumulator, int64_t i, auto count) __attribute__((always_inline)) {
+      const Vec<A> term = load<A>(x + i, count);
+      return accumulator + term * term;
+    };
+  }
+};
+
 // rms_norm is layer_norm with a mean of +0: x - 0 is x.
-template <class A, class T>
+template <class Squares, class A, class T>
 BI_INLINE Moments<A> row_moments(bool centered, int64_t n, A eps, const T* x) {
   const A mean = centered ? sum_row<A>(n, x) / A(n) : A(0);
-  const A squares = sum_squares_row(n, x, mean);
+  const A squares = lane_sum<A>(n, Squares::step(x, mean));
   return {mean, A(1) / math::sqrt(squares / A(n) + eps)};
 }
 
 // row_moments of `count` <= rows_together rows.
-template <class A, class T>
+template <class Squares, class A, class T>
 BI_INLINE void moments_of_rows(bool centered, int64_t count, int64_t n, A eps, const T* x, int64_t x_row, A* mean, A* rstd) {
   if (n > longest_together) {
     for (int64_t r = 0; r < count; r++) {
-      const Moments<A> moments = row_moments(centered, n, eps, x + r * x_row);
+      const Moments<A> moments = row_moments<Squares>(centered, n, eps, x + r * x_row);
       mean[r] = moments.mean, rstd[r] = moments.rstd;
     }
     return;
@@ -41,7 +59,7 @@ BI_INLINE void moments_of_rows(bool centered, int64_t count, int64_t n, A eps, c
   if (centered)
     means = lane_sums<A, sum_accumulators<A>>(count, n, [=](int64_t r) { return sum_step<A>(x + r * x_row); }) / terms;
   means.store(mean);
-  const Vec<A> squares = lane_sums<A>(count, n, [=](int64_t r) { return sum_squares_step(x + r * x_row, mean[r]); });
+  const Vec<A> squares = lane_sums<A>(count, n, [=](int64_t r) { return Squares::step(x + r * x_row, mean[r]); });
   (Vec<A>::fill(A(1)) / square_root(squares / terms + Vec<A>::fill(eps))).store(rstd);
 }
 
@@ -92,36 +110,29 @@ inline void normalize_channel(int64_t n, Moments<A> moments, const T* x, const T
 }
 
 // Moments of a row that all threads work on.
-template <class A, class T>
+template <class Squares, class A, class T>
 inline Moments<A> moments_of_long_row(bool centered, int64_t n, A eps, const T* x, int64_t threads) {
   const A mean = centered ? shared_lane_sum<A>(n, term_cost, threads, sum_step<A>(x)) / A(n) : A(0);
-  const A squares = shared_lane_sum<A>(n, term_cost, threads, sum_squares_step(x, mean));
+  const A squares = shared_lane_sum<A>(n, term_cost, threads, Squares::step(x, mean));
   return {mean, A(1) / math::sqrt(squares / A(n) + eps)};
 }
 
-}  // namespace detail
-
-// x is rows x n with element stride 1 and x_row elements between rows, or comes from the prologue when it is not null; out is contiguous.
-// kind: 0 layer_norm, 1 rms_norm. weight, bias (n each), out (then only an epilogue reads the rows, if there is one), mean_out and rstd_out
-// (rows each) may be null.
-template <class T>
-void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
-          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context,
-          RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
+// The rows of `source`, normalised, to `results`; see norm for the rest.
+template <class Squares, class T>
+inline void normalize_rows(bool centered, int64_t rows, int64_t n, double eps, const Rows<T>& source, const T* weight, const T* bias,
+                           const Results<T>& results, accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, int64_t threads) {
   using A = accumulator_t<T>;
-  const Rows<T> source{x, x_row, n, prologue, prologue_context};
-  const Results<T> results{out, n, epilogue, epilogue_context};
-  const bool normalizes = out || epilogue;
-  if (threads_share_lanes(rows, n, detail::term_cost, threads)) {
+  const bool normalizes = results.out || results.epilogue;
+  if (threads_share_lanes(rows, n, term_cost, threads)) {
     for (int64_t r = 0; r < rows; r++) {
       const T* row = source.read_long(r, threads);
-      const detail::Moments<A> moments = detail::moments_of_long_row(kind == 0, n, A(eps), row, threads);
+      const Moments<A> moments = moments_of_long_row<Squares>(centered, n, A(eps), row, threads);
       if (mean_out) mean_out[r] = moments.mean;
       if (rstd_out) rstd_out[r] = moments.rstd;
       if (!normalizes) continue;
-      parallel_for(n, detail::term_cost, int(threads), [&](int64_t begin, int64_t end) {
+      parallel_for(n, term_cost, int(threads), [&](int64_t begin, int64_t end) {
         T* part = results.part(r, begin, end - begin);
-        detail::normalize_row(end - begin, moments, row + begin, weight ? weight + begin : nullptr, bias ? bias + begin : nullptr, part);
+        normalize_row(end - begin, moments, row + begin, weight ? weight + begin : nullptr, bias ? bias + begin : nullptr, part);
         results.consume_part(r, begin, end - begin, part);
       });
     }
@@ -134,7 +145,7 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
       const T* row = source.read(first, count);
       const int64_t spacing = source.spacing();
       A mean[rows_together], rstd[rows_together];
-      detail::moments_of_rows(kind == 0, count, n, A(eps), row, spacing, mean, rstd);
+      moments_of_rows<Squares>(centered, count, n, A(eps), row, spacing, mean, rstd);
       for (int64_t r = 0; r < count; r++) {
         if (mean_out) mean_out[first + r] = mean[r];
         if (rstd_out) rstd_out[first + r] = rstd[r];
@@ -142,10 +153,33 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
       if (!normalizes) continue;
       T* normalized = results.rows(first, count);
       for (int64_t r = 0; r < count; r++)
-        detail::normalize_row(n, detail::Moments<A>{mean[r], rstd[r]}, row + r * spacing, weight, bias, normalized + r * n);
+        normalize_row(n, Moments<A>{mean[r], rstd[r]}, row + r * spacing, weight, bias, normalized + r * n);
       results.consume_rows(first, count, normalized);
     }
   });
+}
+
+}  // namespace detail
+
+// x is rows x n with element stride 1 and x_row elements between rows, or comes from the prologue when it is not null; out is contiguous.
+// kind: 0 layer_norm, 1 rms_norm. weight, bias (n each), out (then only an epilogue reads the rows, if there is one), mean_out and rstd_out
+// (rows each) may be null.
+template <class T>
+void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, const T* bias, T* out,
+          accumulator_t<T>* mean_out, accumulator_t<T>* rstd_out, PrologueFunction prologue, void* prologue_context,
+          RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
+  detail::normalize_rows<detail::ContractedSquares>(kind == 0, rows, n, eps, Rows<T>{x, x_row, n, prologue, prologue_context}, weight, bias,
+                                                    Results<T>{out, n, epilogue, epilogue_context}, mean_out, rstd_out, threads);
+}
+
+// As norm, x * rstd alone.
+template <class T>
+void mean_square_norm(int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, T* out, PrologueFunction prologue,
+                      void* prologue_context, RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
+  const T* const none = nullptr;
+  accumulator_t<T>* const unwanted = nullptr;
+  detail::normalize_rows<detail::RoundedSquares>(false, rows, n, eps, Rows<T>{x, x_row, n, prologue, prologue_context}, none, none,
+                                                 Results<T>{out, n, epilogue, epilogue_context}, unwanted, unwanted, threads);
 }
 
 // x and out are contiguous [batch, channels, spatial], or x comes from the prologue, a group being a row, when it is not null; weight and
@@ -161,7 +195,7 @@ void group_norm(int64_t batch, int64_t channels, int64_t spatial, int64_t groups
   parallel_for(batch * groups, double(n) * 0.5, int(threads), [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; g++) {
       const T* group = source.read(g, 1);
-      const detail::Moments<A> moments = detail::row_moments<A>(true, n, A(eps), group);
+      const detail::Moments<A> moments = detail::row_moments<detail::ContractedSquares>(true, n, A(eps), group);
       if (mean_out) mean_out[g] = moments.mean;
       if (rstd_out) rstd_out[g] = moments.rstd;
       if (!out) continue;

@@ -27,6 +27,21 @@ NORM = register_kernel(
     },
 )
 
+MEAN_SQUARE_NORM = register_kernel(
+    "norm",
+    "mean_square_norm",
+    {
+        "rows": Parameter.SIZE,
+        "n": Parameter.SIZE,
+        "eps": Parameter.NUMBER,
+        "x": Parameter.INPUT,
+        "x_row": Parameter.SIZE,
+        "out": Parameter.OUTPUT,
+        **ROW_PARAMETERS,
+        "threads": Parameter.SIZE,
+    },
+)
+
 GROUP_NORM = register_kernel(
     "norm",
     "group_norm",
@@ -69,6 +84,13 @@ def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: O
         "rstd_out": None,
         **NEITHER,
     }
+
+
+def mean_square_norm_arguments(normalized_dims: int, eps: float, x: Operand) -> dict[str, Any]:
+    """Arguments as of ``arguments``."""
+    split = len(x.size) - normalized_dims
+    n = product(x.size[split:])
+    return {"rows": product(x.size[:split]), "n": n, "eps": eps, "x": x.pointer, "x_row": n, "out": None, **NEITHER}
 
 
 def group_norm_arguments(groups: int, eps: float, x: Operand, weight: Operand | None, bias: Operand | None) -> dict[str, Any]:

@@ -77,6 +77,17 @@ def rms_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, eps: 
     return _norm(norm_kernel.RMS_NORM, x, normalized_dims, weight, None, eps)
 
 
+@register_lowering(ops.mean_square_norm.default, type_promotion_kind=None)
+def mean_square_norm(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
+    """``x * rsqrt(mean(x * x) + eps)`` over the last ``normalized_dims`` dims. It has no Triton template: GPUs run the ops one by one."""
+
+    def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
+        return {**norm_kernel.mean_square_norm_arguments(normalized_dims, eps, t["x"]), "out": out.pointer}
+
+    prologue = prologue_of(x, _normalized(x, normalized_dims))
+    return lower_rows(norm_kernel.MEAN_SQUARE_NORM, x, normalized_dims, _input(x, prologue), arguments, prologue)
+
+
 @register_lowering(ops.layer_norm_statistics.default, type_promotion_kind=None)
 def layer_norm_statistics(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
     """Mean and rstd, [2, *outer]."""

@@ -26,6 +26,7 @@ WITHOUT_GRADIENT = {
     "grouped_matmul",
     "layer_norm_statistics",
     "logcumsumexp",
+    "mean_square_norm",
     "paged_attention",
     "rms_norm_statistics",
     "scaled_matmul",
@@ -108,7 +109,7 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
             (t(5), 1, *none, 1e-5),
             (t(0, 4, 5), 2, *weights, 1e-5),
         ]
-    if name in ("layer_norm_statistics", "rms_norm_statistics"):
+    if name in ("layer_norm_statistics", "rms_norm_statistics", "mean_square_norm"):
         return [(t(3, 4, 5), 2, 1e-5), (t(5), 1, 1e-5), (t(0, 5), 1, 1e-5)]
     if name == "group_norm":
         return [

@@ -28,6 +28,7 @@ __all__ = [
     "log_softmax",
     "logcumsumexp",
     "matmul",
+    "mean_square_norm",
     "reduce",
     "rms_norm",
     "sample_sum",
@@ -193,6 +194,16 @@ def rms_norm(
     arguments = (operand, _optional_operand(weight, accumulation), y, rstd, rows, n, float(eps))
     call("rms_norm", accumulation, arguments)
     return y.to(x.dtype), rstd
+
+
+def mean_square_norm(x: torch.Tensor, normalized_shape: Sequence[int], eps: float = 1e-5) -> torch.Tensor:
+    """Section 7: ``x * rsqrt(mean(x*x) + eps)`` over the trailing ``normalized_shape``, every square rounded."""
+    accumulation = accumulation_dtype(x.dtype)
+    rows, n, _ = _trailing(x, normalized_shape)
+    operand = _operand(x, accumulation)
+    y = torch.empty_like(operand)
+    call("mean_square_norm", accumulation, (operand, y, rows, n, float(eps)))
+    return y.to(x.dtype)
 
 
 def group_norm(

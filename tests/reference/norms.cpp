@@ -1,4 +1,4 @@
-// docs/numerics.md section 7: layer_norm, rms_norm, group_norm. weight and bias may be null.
+// docs/numerics.md section 7: layer_norm, rms_norm, mean_square_norm, group_norm. weight and bias may be null.
 #include "arithmetic.h"
 
 namespace reference {
@@ -53,6 +53,22 @@ void rms_norm(const T* x, const T* weight, T* out, T* rstd, int64_t rows, int64_
   }
 }
 
+// x and out [rows, n].
+template <typename T>
+void mean_square_norm(const T* x, T* out, int64_t rows, int64_t n, double eps) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* x_row = x + row * n;
+    std::vector<T> squares(n);
+    for (int64_t i = 0; i < n; ++i) {
+      squares[i] = x_row[i] * x_row[i];
+    }
+    const T r = reciprocal_root(sum(squares.data(), n), n, eps);
+    for (int64_t i = 0; i < n; ++i) {
+      out[row * n + i] = x_row[i] * r;
+    }
+  }
+}
+
 // x and out [samples, channels, spatial], weight and bias [channels], mean and rstd [samples, groups].
 template <typename T>
 void group_norm(const T* x, const T* weight, const T* bias, T* out, T* mean, T* rstd, int64_t samples, int64_t channels,
@@ -89,6 +105,9 @@ void group_norm(const T* x, const T* weight, const T* bias, T* out, T* mean, T* 
   }                                                                                                                    \
   extern "C" void rms_norm_##T(const T* x, const T* weight, T* out, T* rstd, int64_t rows, int64_t n, double eps) {    \
     reference::rms_norm<T>(x, weight, out, rstd, rows, n, eps);                                                        \
+  }                                                                                                                    \
+  extern "C" void mean_square_norm_##T(const T* x, T* out, int64_t rows, int64_t n, double eps) {                        \
+    reference::mean_square_norm<T>(x, out, rows, n, eps);                                                              \
   }                                                                                                                    \
   extern "C" void group_norm_##T(const T* x, const T* weight, const T* bias, T* out, T* mean, T* rstd,                 \
                                  int64_t samples, int64_t channels, int64_t spatial, int64_t groups, double eps) {     \
