@@ -1,4 +1,4 @@
-"""Compile time and memory of stock and ours, each in a process of its own with an empty cache.
+"""Compile time and memory of stock and ours, each in a process of its own with an empty cache, and a second start with the full one.
 
 `python -m benchmarks.compile_cost ROW ROW BACKEND` is that process: it prints one line of JSON.
 """
@@ -61,10 +61,14 @@ def print_table() -> dict[str, dict[str, dict[str, float]]]:
             with tempfile.TemporaryDirectory() as cache:
                 command = [sys.executable, "-m", "benchmarks.compile_cost", *pair, name]
                 settings = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-                output = subprocess.run(command, env=settings, check=True, stdout=subprocess.PIPE, text=True).stdout
-                found[name] = json.loads(output.splitlines()[-1])
+                cold, warm = (
+                    json.loads(subprocess.run(command, env=settings, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+                    for _ in range(2)
+                )
+                found[name] = {**cold, "warm first": warm["first"], "warm next": warm["next"]}
         results[pair[0]] = found
-        for label, key in ((pair[0], "first"), (f"{pair[1]} (after it)", "next")):
+        labels = ((pair[0], "first"), (f"{pair[1]} (after it)", "next"))
+        for label, key in (*labels, *((f"{label}, warm start", f"warm {key}") for label, key in labels)):
             stock, ours = found[STOCK][key], found[OURS][key]
             print(f"{label:48}{stock:>9.1f}{ours:>9.1f}{ours / stock:>12.2f}", flush=True)
         stock, ours = found[STOCK]["megabytes"], found[OURS]["megabytes"]

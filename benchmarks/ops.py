@@ -47,6 +47,19 @@ def _residual_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor,
     return total, functional.rms_norm(total, weight.shape, weight).to(torch.bfloat16)
 
 
+def _written_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """An RMS norm as models write it out."""
+    wide = x.to(torch.float32)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _several(x: Tensor, weight: Tensor) -> Tensor:
+    """Five kernels, each with next to nothing to compute."""
+    for _ in range(2):
+        x = torch.softmax(functional.linear(x, weight), -1)
+    return x.sum(-1)
+
+
 def ops(dtype: torch.dtype) -> Iterator[Op]:
     """All measured ops; weights are [out, in] as torch stores them."""
     for columns, size in ((1024, 1024), (4096, 4096), (4096, 11008)):
@@ -65,12 +78,17 @@ def ops(dtype: torch.dtype) -> Iterator[Op]:
         yield Op(f"softmax {shape}", lambda x: torch.softmax(x, -1), (x,))
         yield Op(f"layer_norm {shape}", lambda x, weight: functional.layer_norm(x, weight.shape, weight, weight), (x, weight))
         yield Op(f"rms_norm {shape}", lambda x, weight: functional.rms_norm(x, weight.shape, weight), (x, weight))
+        yield Op(f"rms_norm written out {shape}", _written_norm, (x, weight))
         yield Op(f"log_softmax {shape}", lambda x: torch.log_softmax(x, -1), (x,))
         yield Op(f"add, rms_norm, cast {shape}", _residual_norm, (x, x.flip(0), weight))
         yield Op(f"sum {shape}", lambda x: x.sum(-1), (x,))
         yield Op(f"var {shape}", lambda x: x.var(-1), (x,))
     for terms, columns in ((100000, 16), (100000, 64), (4096, 768), (4096, 4096)):
         yield Op(f"sum of columns {terms}x{columns}", lambda x: x.sum(0), (torch.randn(terms, columns, dtype=dtype),))
+    small, square = torch.randn(2, 8, dtype=dtype), torch.randn(8, 8, dtype=dtype)
+    yield Op("call of a graph of one kernel", lambda x: x + 1, (small,))
+    yield Op("call of a graph of one linear", functional.linear, (small, square))
+    yield Op("call of a graph of five kernels", _several, (small, square))
     padded = (torch.arange(128) >= 37).expand(8, 1, 128, 128)
     yield _attention("causal", 1, 8, 128, 128, dtype, is_causal=True)
     yield _attention("37 left pads", 8, 4, 128, 128, dtype, mask=padded)
