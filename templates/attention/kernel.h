@@ -188,7 +188,7 @@ void Attention<T>::scores_from_panels(const A* q_block, const A* panels, const R
   int64_t first = 0;
   for (int64_t key = 0; key < used; key += panel_width) {
     while (rows[first].keys <= key) first++;  // such rows see none of these keys, nor of later ones
-    const int64_t tiles = (count - first + 2) / 3;
+    const int64_t tiles = (count - first + tile_rows<A> - 1) / tile_rows<A>;
     for (int64_t row = first, tile = 0; tile < tiles; tile++) {
       const int64_t size = (count - row) / (tiles - tile);
       panel_tile(size, depth, q_block + row * depth, depth, panels + key * depth, scale, scores + row * stride + key, stride);
@@ -328,12 +328,12 @@ void Attention<T>::run_block(Workspace<A>& work, int64_t b, int64_t kv_head, int
   for (int64_t column = 0; column < value_dim; column += columns) {
     const int64_t left = value_dim - column;
     columns = packs_values || count > 1 || left < 32 ? 16 : left < widest ? 32 : widest;
-    const int64_t vectors = columns / 8, tiles = (count + 2) / 3;
+    const int64_t vectors = columns / 8, most = packs_values ? tile_rows<A> : strided_rows, tiles = (count + most - 1) / most;
     for (int64_t r = 0, tile = 0; tile < tiles; tile++) {
       const int64_t size = (count - r) / (tiles - tile);
       const int64_t terms = rows[r + size - 1].keys;
       const A* p = scores + r * stride;
-      A sums[64];
+      A sums[panel_width * 6];
       if (packs_values)
         panel_tile(size, terms, p, stride, panels + column * keys, A(1), sums, columns);
       else
@@ -396,14 +396,17 @@ void attention(int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, 
   block_rows = block_rows < 6 ? 6 : block_rows > most_rows ? most_rows : block_rows;
   int64_t blocks = (rows + block_rows - 1) / block_rows;
   while (batch * kv_heads * blocks < threads && rows >= 12 * blocks) blocks *= 2;  // too few for the threads: smaller ones
-  const int64_t rows_a_block = round_up((rows + blocks - 1) / blocks, 3);  // the register tile has three rows
+  const int64_t rows_a_block = round_up((rows + blocks - 1) / blocks, tile_rows<A>);
   blocks = (rows + rows_a_block - 1) / rows_a_block;
   const double row_cost = double(keys) * (double(head_dim + value_dim) / 8 + 4);
+  // Later rows see more keys. Threads that share a head take early and late blocks in turn, so that they have the same work.
+  const bool alternates = causal && batch * kv_heads % threads != 0;
   const auto body = [&](int64_t begin, int64_t end) {
     static thread_local Workspace<A> work;
     int64_t packed_head = -1;
     for (int64_t unit = begin; unit < end; unit++) {
-      const int64_t head = unit / blocks, block = unit % blocks;
+      const int64_t head = unit / blocks, turn = unit % blocks;
+      const int64_t block = !alternates ? turn : turn % 2 ? blocks - 1 - turn / 2 : turn / 2;
       if (head != packed_head) work.packed_keys = work.packed_values = 0;
       packed_head = head;
       const int64_t first = block * rows_a_block, last = first + rows_a_block < rows ? first + rows_a_block : rows;

@@ -5,6 +5,8 @@
 // every chain runs in ascending order whichever tile computes it.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/exponential.h"
 #include "../common/registers.h"
 #include "../common/vector.h"
@@ -206,25 +208,25 @@ BI_INLINE A denominator(const A* row, int64_t keys) {
   return fold_lanes<8>(lane);
 }
 
-// `rows` x 8 * `vectors` lane sums of products, left[row][i] * right[i][column] over i < terms: the scores from packed keys, and the
-// weighted values. Vectors run along the columns; a pass takes `together` of the 16 lanes, l, or l and l + 8, which are the first to be
-// added by the fold. Results are scaled (by one: exactly) and stored. Long sums go through in chunks, so that a chunk of both operands
+// `rows` x `vectors` of lane sums of products, left[row][i] * right[i][column] over i < terms: the scores from packed keys, and the weighted
+// values. Vectors (Part) run along the columns; a pass takes `together` (1, 2 or 4) of the 16 lanes, `passes` apart, which are the first to
+// be added by the fold. Results are scaled (by one: exactly) and stored. Long sums go through in chunks, so that a chunk of both operands
 // stays in the first-level cache for all passes. Each tile is compiled by itself: inlined next to others its accumulators would spill.
-template <int rows, int vectors, int together>
+template <class Part, int rows, int vectors, int together>
 struct LaneTile {
   static constexpr int size = rows * vectors, passes = lanes / together;
 
   template <class R, class A>
-  static BI_INLINE void multiply(const A* left, int64_t left_stride, const R* right, Vec<A>* sum, bool first) {
-    Vec<A> value[vectors];
+  static BI_INLINE void multiply(const A* left, int64_t left_stride, const R* right, Part* sum, bool first) {
+    Part value[vectors];
 #pragma GCC unroll 8
     for (int c = 0; c < vectors; c++) {
-      value[c] = Vec<A>::load(right + 8 * c);
+      value[c] = Part::load(right + Part::size * c);
       hold_in_register(value[c]);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-      Vec<A> factor;
+      Part factor;
       fill_register(left[r * left_stride], factor);
 #pragma GCC unroll 8
       for (int c = 0; c < vectors; c++) {
@@ -237,12 +239,19 @@ struct LaneTile {
     }
   }
 
+  // The first folds, of the lanes of a pass.
+  static BI_INLINE Part fold_together(const Part (*sum)[size], int i) {
+    if constexpr (together == 4) return (sum[0][i] + sum[2][i]) + (sum[1][i] + sum[3][i]);
+    return sum[0][i] + sum[together - 1][i];
+  }
+
   template <class A>
-  static BI_INLINE void fold(const Vec<A> (*partial)[size], A scale, A* out, int64_t out_stride) {
+  static BI_INLINE void fold(const Part (*partial)[size], A scale, A* out, int64_t out_stride) {
     for (int i = 0; i < size; i++) {
-      const auto lane = [&](int l) { return together == 2 ? partial[l][i] : partial[l][i] + partial[l + 8][i]; };
-      const Vec<A> even = (lane(0) + lane(4)) + (lane(2) + lane(6)), odd = (lane(1) + lane(5)) + (lane(3) + lane(7));
-      (((even + odd) + Vec<A>::zero()) * Vec<A>::fill(scale)).store(out + i / vectors * out_stride + i % vectors * 8);
+      const auto eighth = [&](int l) __attribute__((always_inline)) { return together == 2 ? partial[l][i] : partial[l][i] + partial[l + 8][i]; };
+      const auto quarter = [&](int l) __attribute__((always_inline)) { return together == 4 ? partial[l][i] : eighth(l) + eighth(l + 4); };
+      const Part even = quarter(0) + quarter(2), odd = quarter(1) + quarter(3);
+      (((even + odd) + Part::zero()) * Part::fill(scale)).store(out + i / vectors * out_stride + i % vectors * Part::size);
     }
   }
 
@@ -251,16 +260,16 @@ struct LaneTile {
                                             A scale, A* out, int64_t out_stride) {
     // One row alone reads every value once, from far away and 16 keys apart, which no prefetcher of the machine follows.
     constexpr bool prefetches = rows == 1 && vectors > 2;
-    constexpr int64_t chunk = prefetches ? 64 : 256;
-    Vec<A> partial[lanes][size];
+    constexpr int64_t chunk = prefetches ? 64 : sizeof(Part) == 64 ? 512 : 256;
+    Part partial[lanes][size];
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += chunk) {
       const int64_t end = terms < begin + chunk ? terms : begin + chunk;
       for (int pass = 0; pass < passes; pass++) {
-        Vec<A> sum[together][size];
-#pragma GCC unroll 2
+        Part sum[together][size];
+#pragma GCC unroll 4
         for (int t = 0; t < together; t++) {
 #pragma GCC unroll 12
-          for (int i = 0; i < size; i++) sum[t][i] = begin == 0 ? Vec<A>::zero() : partial[pass + 8 * t][i];
+          for (int i = 0; i < size; i++) sum[t][i] = begin == 0 ? Part::zero() : partial[pass + passes * t][i];
         }
         if (prefetches) {
           const int64_t next = end + pass * (chunk / passes);
@@ -269,20 +278,22 @@ struct LaneTile {
             for (int c = 0; c < vectors; c += 2) __builtin_prefetch(right + row * right_row + 8 * c, 0, 2);
         }
         int64_t i = begin + pass;
-        for (; i + 8 * (together - 1) < end; i += lanes) {
-#pragma GCC unroll 2
+        for (; i + passes * (together - 1) < end; i += lanes) {
+#pragma GCC unroll 4
           for (int t = 0; t < together; t++)
-            multiply(left + i + 8 * t, left_stride, right + (i + 8 * t) * right_row, sum[t], false);
+            multiply(left + i + passes * t, left_stride, right + (i + passes * t) * right_row, sum[t], false);
         }
-        if (together == 2 && i < end) multiply(left + i, left_stride, right + i * right_row, sum[0], false);
-        if (together == 2 && end >= terms) {
+#pragma GCC unroll 4
+        for (int t = 0; t < together - 1; t++)
+          if (i + passes * t < end) multiply(left + i + passes * t, left_stride, right + (i + passes * t) * right_row, sum[t], false);
+        if (together > 1 && end >= terms) {
 #pragma GCC unroll 12
-          for (int j = 0; j < size; j++) partial[pass][j] = sum[0][j] + sum[together - 1][j];
+          for (int j = 0; j < size; j++) partial[pass][j] = fold_together(sum, j);
         } else {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int t = 0; t < together; t++) {
 #pragma GCC unroll 12
-            for (int j = 0; j < size; j++) partial[pass + 8 * t][j] = sum[t][j];
+            for (int j = 0; j < size; j++) partial[pass + passes * t][j] = sum[t][j];
           }
         }
       }
@@ -294,19 +305,21 @@ struct LaneTile {
   template <int steps, class R, class A>
   static __attribute__((noinline)) void run_short(const A* left, int64_t left_stride, const R* right, int64_t right_row, A scale,
                                                   A* out, int64_t out_stride) {
-    static_assert(together == 2);
-    Vec<A> partial[passes][size];
+    static_assert(together > 1);
+    Part partial[passes][size];
 #pragma GCC unroll 1
     for (int pass = 0; pass < passes; pass++) {
-      Vec<A> low[size], high[size];
+      Part sum[together][size];
 #pragma GCC unroll 4
       for (int step = 0; step < steps; step++) {
-        const int i = pass + lanes * step;
-        multiply(left + i, left_stride, right + i * right_row, low, step == 0);
-        multiply(left + i + 8, left_stride, right + (i + 8) * right_row, high, step == 0);
+#pragma GCC unroll 4
+        for (int t = 0; t < together; t++) {
+          const int i = pass + passes * t + lanes * step;
+          multiply(left + i, left_stride, right + i * right_row, sum[t], step == 0);
+        }
       }
 #pragma GCC unroll 12
-      for (int j = 0; j < size; j++) partial[pass][j] = low[j] + high[j];
+      for (int j = 0; j < size; j++) partial[pass][j] = fold_together(sum, j);
     }
     fold(partial, scale, out, out_stride);
   }
@@ -316,32 +329,53 @@ struct LaneTile {
 template <class A>
 constexpr int lanes_together = sizeof(A) == 4 ? 2 : 1;
 
-// One to three rows by 16 columns of packed panels.
+// The most rows of a tile of 16 columns, and the tile: where one register of AVX512 takes all columns, 24 of them hold six rows of four lanes.
+template <class A>
+constexpr bool one_register = BI_AVX512 && sizeof(A) == 4;
+template <class A>
+constexpr int tile_rows = one_register<A> ? 6 : 3;
+template <class A>
+using Columns = std::conditional_t<one_register<A>, Sixteen<A>, Vec<A>>;
+template <class A, int rows>
+using ColumnTile = LaneTile<Columns<A>, rows, panel_width / Columns<A>::size, one_register<A> ? 4 : lanes_together<A>>;
+
+// One to tile_rows rows by 16 columns of packed panels.
 template <class A>
 inline void panel_tile(int64_t rows, int64_t terms, const A* left, int64_t left_stride, const A* panel, A scale, A* out,
                        int64_t out_stride) {
-  constexpr int together = lanes_together<A>;
-  if (rows == 1) return LaneTile<1, 2, 2>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
-  if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
-  if constexpr (together == 2) {
-    if (terms == 32) return LaneTile<3, 2, 2>::template run_short<2>(left, left_stride, panel, panel_width, scale, out, out_stride);
-    if (terms == 64) return LaneTile<3, 2, 2>::template run_short<4>(left, left_stride, panel, panel_width, scale, out, out_stride);
+  const auto run = [&](auto tile) { decltype(tile)::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride); };
+  if (rows == 1) return run(LaneTile<Vec<A>, 1, 2, 2>());
+  if (rows == 2) return run(LaneTile<Vec<A>, 2, 2, lanes_together<A>>());
+  if constexpr (tile_rows<A> == 6) {
+    if (rows == 4) return run(ColumnTile<A, 4>());
+    if (rows == 5) return run(ColumnTile<A, 5>());
+    if (rows == 6) {
+      using Tile = ColumnTile<A, 6>;
+      if (terms == 32) return Tile::template run_short<2>(left, left_stride, panel, panel_width, scale, out, out_stride);
+      if (terms == 64) return Tile::template run_short<4>(left, left_stride, panel, panel_width, scale, out, out_stride);
+      return run(Tile());
+    }
+  } else if constexpr (lanes_together<A> == 2) {
+    using Tile = ColumnTile<A, 3>;
+    if (terms == 32) return Tile::template run_short<2>(left, left_stride, panel, panel_width, scale, out, out_stride);
+    if (terms == 64) return Tile::template run_short<4>(left, left_stride, panel, panel_width, scale, out, out_stride);
   }
-  LaneTile<3, 2, together>::run(terms, left, left_stride, panel, panel_width, scale, out, out_stride);
+  run(ColumnTile<A, 3>());
 }
 
-// The same for columns read in place, 16 of them, or for a single row up to 64: one row needs more columns to have enough independent
-// chains.
+// The same for columns read in place and up to three rows, 16 of them, or for a single row up to 64: one row needs more columns to have
+// enough independent chains.
+constexpr int strided_rows = 3;
 template <class T, class A>
 inline void strided_tile(int64_t rows, int64_t columns, int64_t terms, const A* left, int64_t left_stride, const T* right,
                          int64_t right_row, A* out, int64_t out_stride) {
-  const A scale = 1;
+  const auto run = [&](auto tile) { decltype(tile)::run(terms, left, left_stride, right, right_row, A(1), out, out_stride); };
   constexpr int together = lanes_together<A>;
-  if (columns == 64) return LaneTile<1, 8, 1>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
-  if (columns == 32) return LaneTile<1, 4, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
-  if (rows == 1) return LaneTile<1, 2, 2>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
-  if (rows == 2) return LaneTile<2, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
-  LaneTile<3, 2, together>::run(terms, left, left_stride, right, right_row, scale, out, out_stride);
+  if (columns == 64) return run(LaneTile<Vec<A>, 1, 8, 1>());
+  if (columns == 32) return run(LaneTile<Vec<A>, 1, 4, together>());
+  if (rows == 1) return run(LaneTile<Vec<A>, 1, 2, 2>());
+  if (rows == 2) return run(LaneTile<Vec<A>, 2, 2, together>());
+  run(ColumnTile<A, 3>());
 }
 
 }  // namespace bi::attention_tiles

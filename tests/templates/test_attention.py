@@ -22,6 +22,7 @@ SHAPES = [  # batch, heads, kv heads, queries, keys, head dim, value dim
     (1, 2, 1, 33, 129, 80, 80),
     (1, 8, 8, 1, 300, 128, 128),
     (1, 1, 1, 3, 15, 5, 7),
+    (1, 2, 1, 13, 1100, 32, 40),  # longer than what a tile of any instruction set sums in one go
 ]
 
 
@@ -92,6 +93,15 @@ def test_samples_heads_and_threads_do_not_matter(dtype: torch.dtype) -> None:
     for threads in THREADS:
         with thread_count(threads):
             assert_same_bits(attention(q, k, v, mask), whole, threads)
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_threads_that_share_a_causal_head(heads: int) -> None:
+    q, k, v = tensors((1, heads, 1, 301, 301, 80, 48), torch.float32)
+    expected, _ = reference.attention(q, k, v, is_causal=True)
+    for threads in (1, 2, 3, 5, 16):
+        with thread_count(threads):
+            assert_same_bits(attention(q, k, v, None, True), expected, threads)
 
 
 def test_rows_without_a_key_are_zero() -> None:
