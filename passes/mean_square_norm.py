@@ -1,4 +1,4 @@
-"""Norms that models write out, ``x * rsqrt(mean(x * x) + eps)``, as one operator, so that one kernel reads ``x`` once.
+"""Norms that models write out, ``x * rsqrt(mean(x * x) + eps) * weight``, as one operator, so that one kernel reads ``x`` once.
 
 It has the bits of the ops it replaces, one after the other: a graph for training, which keeps the root for its backward and so stays as it
 is, agrees with the graph for inference.
@@ -27,10 +27,12 @@ def join_mean_square_norms(graph: Graph) -> None:
         if found is None:
             continue
         x, normalized_dims, eps = found
-        (scaled,) = root.users
-        replacement = Rewriter(scaled).emit(ops.mean_square_norm.default, x, normalized_dims, eps)
-        scaled.replace_all_uses_with(replacement)
-        graph.erase_node(scaled)
+        (last,) = root.users
+        weight = _weight(last, normalized_dims)
+        if weight is not None:
+            (last,) = last.users
+        replacement = Rewriter(last).emit(ops.mean_square_norm.default, x, normalized_dims, weight, eps)
+        last.replace_all_uses_with(replacement)
     graph.eliminate_dead_code()
 
 
@@ -57,6 +59,18 @@ def _square_mean(root: Node) -> tuple[Node, int, float] | None:
     if others or user.target is not aten.mul.Tensor or set(user.args) != {x, root}:
         return None
     return x, len(dims), float(total.args[1])
+
+
+def _weight(scaled: Node, normalized_dims: int) -> Node | None:
+    """What multiplies the normalised rows and nothing else reads them: one element for each of a row, of their dtype."""
+    (user, *others) = scaled.users or (None,)
+    if others or user is None or user.target is not aten.mul.Tensor:
+        return None
+    factors = [factor for factor in user.args if factor is not scaled]
+    if len(factors) != 1 or not isinstance(factors[0], Node):
+        return None
+    weight, value = factors[0].meta["val"], scaled.meta["val"]
+    return factors[0] if weight.dtype == value.dtype and weight.shape == value.shape[value.dim() - normalized_dims :] else None
 
 
 def _only(node: Any, target: Any) -> Node | None:

@@ -98,17 +98,17 @@ def rms_norm_statistics_fake(x: torch.Tensor, normalized_dims: int, eps: float) 
     return statistics_fake(norm_kernel.RMS_NORM, x, normalized_dims)
 
 
-def mean_square_norm_cpu(x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
-    """``x * rsqrt(mean(x * x) + eps)`` over the last dims, every step in the accumulation type, with the bits of these ops one by one."""
-    dtype = _check("mean_square_norm", x, normalized_dims, None, None)
+def mean_square_norm_cpu(x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """``x * rsqrt(mean(x * x) + eps)`` over the last dims, and times ``weight``: the bits of these ops in the accumulation type."""
+    dtype = _check("mean_square_norm", x, normalized_dims, weight, None)
     x = x.contiguous()
     out = torch.empty_like(x)
-    arguments = norm_kernel.mean_square_norm_arguments(normalized_dims, eps, Operand.of(x))
+    arguments = norm_kernel.mean_square_norm_arguments(normalized_dims, eps, Operand.of(x), _operand(weight))
     return run(norm_kernel.MEAN_SQUARE_NORM, out, dtype, {**arguments, "out": out})
 
 
-def mean_square_norm_fake(x: torch.Tensor, normalized_dims: int, eps: float) -> torch.Tensor:
-    _check("mean_square_norm", x, normalized_dims, None, None)
+def mean_square_norm_fake(x: torch.Tensor, normalized_dims: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    _check("mean_square_norm", x, normalized_dims, weight, None)
     return x.new_empty(x.shape)
 
 
@@ -240,7 +240,11 @@ define(
     rms_norm_statistics_cpu,
     rms_norm_statistics_fake,
 )
-define("mean_square_norm(Tensor x, int normalized_dims, float eps) -> Tensor", mean_square_norm_cpu, mean_square_norm_fake)
+define(
+    "mean_square_norm(Tensor x, int normalized_dims, Tensor? weight, float eps) -> Tensor",
+    mean_square_norm_cpu,
+    mean_square_norm_fake,
+)
 define(
     "group_norm(Tensor x, int groups, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     group_norm_cpu,

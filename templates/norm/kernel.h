@@ -172,13 +172,13 @@ void norm(int64_t kind, int64_t rows, int64_t n, double eps, const T* x, int64_t
                                                     Results<T>{out, n, epilogue, epilogue_context}, mean_out, rstd_out, threads);
 }
 
-// As norm, x * rstd alone.
+// As norm, without bias and statistics.
 template <class T>
-void mean_square_norm(int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, T* out, PrologueFunction prologue,
+void mean_square_norm(int64_t rows, int64_t n, double eps, const T* x, int64_t x_row, const T* weight, T* out, PrologueFunction prologue,
                       void* prologue_context, RowEpilogueFunction epilogue, void* epilogue_context, int64_t threads) {
-  const T* const none = nullptr;
+  const T* const no_bias = nullptr;
   accumulator_t<T>* const unwanted = nullptr;
-  detail::normalize_rows<detail::RoundedSquares>(false, rows, n, eps, Rows<T>{x, x_row, n, prologue, prologue_context}, none, none,
+  detail::normalize_rows<detail::RoundedSquares>(false, rows, n, eps, Rows<T>{x, x_row, n, prologue, prologue_context}, weight, no_bias,
                                                  Results<T>{out, n, epilogue, epilogue_context}, unwanted, unwanted, threads);
 }
 

@@ -36,6 +36,7 @@ MEAN_SQUARE_NORM = register_kernel(
         "eps": Parameter.NUMBER,
         "x": Parameter.INPUT,
         "x_row": Parameter.SIZE,
+        "weight": Parameter.INPUT,
         "out": Parameter.OUTPUT,
         **ROW_PARAMETERS,
         "threads": Parameter.SIZE,
@@ -86,11 +87,10 @@ def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: O
     }
 
 
-def mean_square_norm_arguments(normalized_dims: int, eps: float, x: Operand) -> dict[str, Any]:
+def mean_square_norm_arguments(normalized_dims: int, eps: float, x: Operand, weight: Operand | None) -> dict[str, Any]:
     """Arguments as of ``arguments``."""
-    split = len(x.size) - normalized_dims
-    n = product(x.size[split:])
-    return {"rows": product(x.size[:split]), "n": n, "eps": eps, "x": x.pointer, "x_row": n, "out": None, **NEITHER}
+    values = arguments(RMS_NORM, normalized_dims, eps, x, weight, None)
+    return {name: values[name] for name in values if name not in ("kind", "bias", "mean_out", "rstd_out")}
 
 
 def group_norm_arguments(groups: int, eps: float, x: Operand, weight: Operand | None, bias: Operand | None) -> dict[str, Any]:

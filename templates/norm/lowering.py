@@ -78,14 +78,16 @@ def rms_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, eps: 
 
 
 @register_lowering(ops.mean_square_norm.default, type_promotion_kind=None)
-def mean_square_norm(x: TensorBox, normalized_dims: int, eps: float) -> TensorBox:
-    """``x * rsqrt(mean(x * x) + eps)`` over the last ``normalized_dims`` dims. It has no Triton template: GPUs run the ops one by one."""
+def mean_square_norm(x: TensorBox, normalized_dims: int, weight: TensorBox | None, eps: float) -> TensorBox:
+    """``x * rsqrt(mean(x * x) + eps)``, and times ``weight``. It has no Triton template: GPUs run the ops one by one."""
 
     def arguments(t: dict[str, Any], out: Operand) -> dict[str, Any]:
-        return {**norm_kernel.mean_square_norm_arguments(normalized_dims, eps, t["x"]), "out": out.pointer}
+        values = norm_kernel.mean_square_norm_arguments(normalized_dims, eps, t["x"], t["weight"])
+        return {**values, "out": out.pointer}
 
     prologue = prologue_of(x, _normalized(x, normalized_dims))
-    return lower_rows(norm_kernel.MEAN_SQUARE_NORM, x, normalized_dims, _input(x, prologue), arguments, prologue)
+    inputs = {**_input(x, prologue), "weight": _contiguous(weight)}
+    return lower_rows(norm_kernel.MEAN_SQUARE_NORM, x, normalized_dims, inputs, arguments, prologue)
 
 
 @register_lowering(ops.layer_norm_statistics.default, type_promotion_kind=None)

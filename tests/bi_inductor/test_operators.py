@@ -99,7 +99,7 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
         ]
     if name in ("cumsum", "cumprod", "logcumsumexp", "softmax", "log_softmax"):
         return [(t(3, 4, 5), 1), (t(3, 4), -1), (t(), 0), (t(0, 4), 1), (t(3, 0), 1)]
-    if name in ("layer_norm", "rms_norm"):
+    if name in ("layer_norm", "rms_norm", "mean_square_norm"):
         affine = 2 if name == "layer_norm" else 1
         weights = [t(4, 5, seed=1), t(4, 5, seed=2)][:affine]
         none = [None] * affine
@@ -109,7 +109,7 @@ def calls(name: str, dtype: torch.dtype) -> list[Arguments]:
             (t(5), 1, *none, 1e-5),
             (t(0, 4, 5), 2, *weights, 1e-5),
         ]
-    if name in ("layer_norm_statistics", "rms_norm_statistics", "mean_square_norm"):
+    if name in ("layer_norm_statistics", "rms_norm_statistics"):
         return [(t(3, 4, 5), 2, 1e-5), (t(5), 1, 1e-5), (t(0, 5), 1, 1e-5)]
     if name == "group_norm":
         return [

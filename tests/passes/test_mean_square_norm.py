@@ -37,18 +37,44 @@ def norm_with_root(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined(function: Function, x: Tensor, w: Tensor) -> str:
-    """The rewritten graph of ``function``."""
+    """The calls of the rewritten graph of ``function``."""
     graph = make_fx(function, tracing_mode="fake")(x, w).graph
     rewrite(graph)
     join_mean_square_norms(graph)
-    return "\n".join(str(node) for node in graph.nodes if "mean" in str(node.target))
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    return "; ".join(f"{node.target.overloadpacket.__name__}({', '.join(map(str, node.args))})" for node in calls)
 
 
-JOINED: dict[str, Function] = {
-    "power": lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
-    "product, root first": lambda x, w: torch.rsqrt((x * x).mean([-1], True) + 1) * x * w,
-    "two dims": lambda x, w: x * torch.rsqrt(x.pow(2).mean((-1, 1), keepdim=True) + 1e-6),
-    "of a sum": lambda x, w: norm(x + w, w),
+JOINED: dict[str, tuple[Function, str]] = {
+    "power": (
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        "mean_square_norm(x_1, 1, None, 1e-06)",
+    ),
+    "product, root first": (
+        lambda x, w: w * (torch.rsqrt((x * x).mean([-1], True) + 1) * x),
+        "mean_square_norm(x_1, 1, w_1, 1.0)",
+    ),
+    "two dims": (
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean((-1, 1), keepdim=True) + 1e-6) * x[0],
+        "select(x_1, 0, 0); mean_square_norm(x_1, 2, select, 1e-06)",
+    ),
+    "of a sum": (
+        lambda x, w: norm(x + w, w),
+        "add(x_1, w_1); mean_square_norm(add, 1, w_1, 1e-06)",
+    ),
+    "a factor of another shape": (
+        lambda x, w: norm(x, w[:1]),
+        "slice(w_1, 0, 0, 1); mean_square_norm(x_1, 1, None, 1e-06); mul(slice_1, mean_square_norm_default)",
+    ),
+    "a weight in another dtype": (
+        lambda x, w: norm(x.half(), w.half()),
+        "_to_copy(x_1); _to_copy(w_1); _to_copy(_to_copy); mean_square_norm(_to_copy_2, 1, None, 1e-06); "
+        "_to_copy(mean_square_norm_default); mul(_to_copy_1, _to_copy_3)",
+    ),
+    "rows that are read as well": (
+        lambda x, w: (rows := x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), rows * w),
+        "mean_square_norm(x_1, 1, None, 1e-06); mul(mean_square_norm_default, w_1)",
+    ),
 }
 LEFT: dict[str, Function] = {
     "the root is read": norm_with_root,
@@ -66,7 +92,8 @@ LEFT: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", JOINED)
 def test_joined(name: str) -> None:
-    assert joined(JOINED[name], randn(2, 2, 4), randn(4)) == "mean_square_norm_default"
+    function, calls = JOINED[name]
+    assert joined(function, randn(2, 2, 4), randn(4)) == calls
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -85,7 +112,7 @@ def test_one_kernel_has_the_bits_of_two(dtype: torch.dtype) -> None:
         assert_same_bits(result, expected, n)
     # The control: squares with no rounding of their own are another norm.
     x, ops = randn(37, 515), torch.ops.bi_inductor
-    assert differences(ops.mean_square_norm(x, 1, 1e-6), ops.rms_norm(x, 1, None, 1e-6)) > 0
+    assert differences(ops.mean_square_norm(x, 1, None, 1e-6), ops.rms_norm(x, 1, None, 1e-6)) > 0
 
 
 def test_rows_in_any_batch_on_any_number_of_threads() -> None:

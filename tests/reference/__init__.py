@@ -196,13 +196,15 @@ def rms_norm(
     return y.to(x.dtype), rstd
 
 
-def mean_square_norm(x: torch.Tensor, normalized_shape: Sequence[int], eps: float = 1e-5) -> torch.Tensor:
-    """Section 7: ``x * rsqrt(mean(x*x) + eps)`` over the trailing ``normalized_shape``, every square rounded."""
+def mean_square_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """Section 7: ``x * rsqrt(mean(x*x) + eps) * weight`` over the trailing ``normalized_shape``, every square rounded."""
     accumulation = accumulation_dtype(x.dtype)
     rows, n, _ = _trailing(x, normalized_shape)
     operand = _operand(x, accumulation)
     y = torch.empty_like(operand)
-    call("mean_square_norm", accumulation, (operand, y, rows, n, float(eps)))
+    call("mean_square_norm", accumulation, (operand, _optional_operand(weight, accumulation), y, rows, n, float(eps)))
     return y.to(x.dtype)
 
 

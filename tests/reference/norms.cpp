@@ -53,9 +53,9 @@ void rms_norm(const T* x, const T* weight, T* out, T* rstd, int64_t rows, int64_
   }
 }
 
-// x and out [rows, n].
+// x and out [rows, n], weight [n].
 template <typename T>
-void mean_square_norm(const T* x, T* out, int64_t rows, int64_t n, double eps) {
+void mean_square_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t n, double eps) {
   for (int64_t row = 0; row < rows; ++row) {
     const T* x_row = x + row * n;
     std::vector<T> squares(n);
@@ -64,7 +64,8 @@ void mean_square_norm(const T* x, T* out, int64_t rows, int64_t n, double eps) {
     }
     const T r = reciprocal_root(sum(squares.data(), n), n, eps);
     for (int64_t i = 0; i < n; ++i) {
-      out[row * n + i] = x_row[i] * r;
+      const T y = x_row[i] * r;
+      out[row * n + i] = weight != nullptr ? y * weight[i] : y;
     }
   }
 }
@@ -106,8 +107,8 @@ void group_norm(const T* x, const T* weight, const T* bias, T* out, T* mean, T* 
   extern "C" void rms_norm_##T(const T* x, const T* weight, T* out, T* rstd, int64_t rows, int64_t n, double eps) {    \
     reference::rms_norm<T>(x, weight, out, rstd, rows, n, eps);                                                        \
   }                                                                                                                    \
-  extern "C" void mean_square_norm_##T(const T* x, T* out, int64_t rows, int64_t n, double eps) {                        \
-    reference::mean_square_norm<T>(x, out, rows, n, eps);                                                              \
+  extern "C" void mean_square_norm_##T(const T* x, const T* weight, T* out, int64_t rows, int64_t n, double eps) {       \
+    reference::mean_square_norm<T>(x, weight, out, rows, n, eps);                                                      \
   }                                                                                                                    \
   extern "C" void group_norm_##T(const T* x, const T* weight, const T* bias, T* out, T* mean, T* rstd,                 \
                                  int64_t samples, int64_t channels, int64_t spatial, int64_t groups, double eps) {     \

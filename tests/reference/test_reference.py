@@ -143,7 +143,7 @@ def test_norm_accuracy(affine: str, dtype: torch.dtype) -> None:
         rstd = 1 / np.sqrt((e**2).mean((1, 2), keepdims=True) + 1e-6)
         y, saved_rstd = reference.rms_norm(x, (8, 50), weight, eps=1e-6)
         assert_accurate(y, e * rstd * w, 16, np.abs(e * rstd * w))
-        assert_accurate(reference.mean_square_norm(x, (8, 50), 1e-6), e * rstd, 16, np.abs(e * rstd))
+        assert_accurate(reference.mean_square_norm(x, (8, 50), weight, 1e-6), e * rstd * w, 16, np.abs(e * rstd * w))
         assert saved_rstd.shape == (6, 1, 1)
         assert_accurate(saved_rstd, rstd, 16, rstd)
 

@@ -43,7 +43,9 @@ def test_rms_norm_bits_of_the_reference(affine: bool, dtype: torch.dtype) -> Non
 def test_mean_square_norm_bits_of_the_reference(dtype: torch.dtype) -> None:
     for shape in SHAPES:
         x = randn(*shape, dtype=dtype)
-        assert_same_bits(ops.mean_square_norm(x, 1, 1e-6), reference.mean_square_norm(x, [shape[-1]], 1e-6), shape)
+        for weight in (None, randn(shape[-1], dtype=dtype, seed=1)):
+            y = reference.mean_square_norm(x, [shape[-1]], weight, 1e-6)
+            assert_same_bits(ops.mean_square_norm(x, 1, weight, 1e-6), y, shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,7 +68,7 @@ def test_rows_are_invariant(dtype: torch.dtype) -> None:
         x = randn(256, n, dtype=dtype)
         assert_rows_invariant(lambda rows, w=weight, b=bias: ops.layer_norm(rows, 1, w, b, 1e-5), x)
         assert_rows_invariant(lambda rows, w=weight: ops.rms_norm(rows, 1, w, 1e-6), x)
-        assert_rows_invariant(lambda rows: ops.mean_square_norm(rows, 1, 1e-6), x)
+        assert_rows_invariant(lambda rows, w=weight: ops.mean_square_norm(rows, 1, w, 1e-6), x)
     channels = randn(6, dtype=dtype, seed=3)
     images = randn(256, 6, 15, dtype=dtype)
     assert_rows_invariant(lambda rows: ops.group_norm(rows, 2, channels, channels, 1e-5), images)
@@ -91,7 +93,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="normalized_dims"):
         ops.rms_norm(x, 3, None, 1e-5)
     with pytest.raises(ValueError, match="mean_square_norm: normalized_dims"):
-        ops.mean_square_norm(x, 0, 1e-5)
+        ops.mean_square_norm(x, 0, None, 1e-5)
     with pytest.raises(ValueError, match="groups"):
         ops.group_norm(x, 4, None, None, 1e-5)
     with pytest.raises(TypeError, match="one dtype"):
