@@ -21,9 +21,9 @@ enum class MatmulSchedule {
 template <class T>
 inline MatmulSchedule choose_schedule(int64_t m, int64_t n, int64_t k, int64_t a_col, int64_t b_row, int64_t b_col) {
   // Few rows have to stay in L1 or L2 while B streams past them; wider tiles read them less often. The widest tile, of four rows by six
-  // columns of floats, beats the panels with any number of rows.
+  // columns of floats, beats the panels with any number of rows, until K is so long that a block of rows leaves the cache: panels cut K.
   constexpr bool widest = BI_AVX512 && std::is_same<T, float>::value;
-  const bool along_k = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k >= 384);
+  const bool along_k = m <= 8 || (m <= 64 && m * k <= (BI_AVX512 ? 196608 : 65536)) || (widest && k >= 384 && (k <= 16384 || m <= 32));
   const bool short_k = k <= (a_col == 1 ? 256 : 192);
   if (along_k && (b_row == 1 || (m == 1 && b_col != 1))) return MatmulSchedule::lanes;
   if (n <= 12 && n < m && a_col == 1) return MatmulSchedule::few_columns;

@@ -49,6 +49,16 @@ def test_bias_alpha_beta_round_as_the_reference(alpha: float, beta: float, dtype
         assert_same_bits(matmul(a, b, bias, alpha, beta), reference.matmul(a, b, bias, alpha, beta), shape)
 
 
+def test_rows_of_a_long_k_are_invariant() -> None:
+    """Few rows take vectors along K, many take panels of a part of K."""
+    x, weight = randn(65, 16389), randn(23, 16389, seed=1)
+    whole = matmul(x, weight.t())
+    assert_same_bits(matmul(x[7:12], weight.t()), reference.matmul(x[7:12], weight.t()))
+    for rows in (1, 8, 32, 33, 64):
+        assert_same_bits(matmul(x[-rows:], weight.t()), whole[-rows:], rows)
+    assert_same_bits(matmul(x[7:12], weight.t()), whole[7:12])
+
+
 def test_a_bias_that_is_not_read_reaches_nothing() -> None:
     a, b = randn(3, 5), randn(5, 4, seed=1)
     assert_same_bits(matmul(a, b, torch.full((4,), float("nan")), 1.0, 0.0), matmul(a, b))
