@@ -21,6 +21,7 @@ import torch
 
 from bi_inductor.errors import OptionError, UnsupportedVersionError, for_user
 from bi_inductor.graph_breaks import warn_of_graph_break
+from bi_inductor.native_bfloat16 import require_native_bfloat16
 from bi_inductor.options import OPTION_NAMES, Options
 from bi_inductor.pins import PINS, check_pins_in_force, config_patches
 from bi_inductor.pointwise import FUNCTORCH_PINS, pinned_scalar_functions
@@ -113,6 +114,8 @@ def compile_with(
     from bi_inductor.passes.post_grad import PostGradPass
     from bi_inductor.templates import register_lowerings
 
+    if own.native_bfloat16:
+        require_native_bfloat16(cpu_backend)
     register_lowerings()
     warn_of_flex_attention(gm, own)
     version = source_hash()

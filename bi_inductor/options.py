@@ -26,6 +26,8 @@ class Options:
             folder of its own; "" for none. Caches of compiled graphs are then not used: a cached compile has nothing to write.
         sample_gradients: the gradient of a parameter is the sum, in a fixed tree, of its gradients for each sample alone: with a
             ``GradientAccumulator`` a batch has the same gradients whole or in micro-batches. The batch dim must be dynamic.
+        native_bfloat16: matmuls of bfloat16 on a CPU take its own products of bfloat16 (AVX512-BF16), in one order for every batch. The
+            bits are then those of CPUs with that instruction, no longer those of every CPU (docs/numerics.md section 3).
     """
 
     strict: bool = False
@@ -33,6 +35,7 @@ class Options:
     trace: str = ""
     batch_dim: int | tuple[tuple[str, int | None], ...] | None = None
     sample_gradients: bool = False
+    native_bfloat16: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
@@ -56,7 +59,7 @@ class Options:
     def updated(self, values: Mapping[str, Any]) -> Options:
         """These options with ``values`` on top. Raises OptionError for a value of the wrong type."""
         for name, value in values.items():
-            if name in ("strict", "sample_gradients") and not isinstance(value, bool):
+            if name in ("strict", "sample_gradients", "native_bfloat16") and not isinstance(value, bool):
                 raise OptionError(f"option {name!r} must be True or False; given {value!r}")
             if name == "allow" and not _is_sequence_of_names(value):
                 raise OptionError(f"option 'allow' must be a sequence of op names such as ('aten.convolution',); given {value!r}")

@@ -12,6 +12,7 @@ from bi_inductor.options import Options
 from bi_inductor.passes.classify import classes_of, refused_nodes, require_allowed, require_no_python, require_supported
 from bi_inductor.passes.mean_square_norm import join_mean_square_norms
 from bi_inductor.passes.mixing import GraphInput, find_mixing, mixing_reason, require_unmixed
+from bi_inductor.passes.native_bfloat16 import take_native_products
 from bi_inductor.passes.observe import Announcer
 from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.rewrite import rewrite
@@ -66,6 +67,9 @@ class PostGradPass(CustomGraphPass):
             require_supported(without_template, self.options)
         join_mean_square_norms(graph)
         observers.stage("rewrite", graph)
+        if self.options.native_bfloat16:
+            take_native_products(graph)
+            observers.stage("native_bfloat16", graph)
 
     def repeat_warnings(self, gm: GraphModule) -> None:
         """Warns as at the first compile of ``gm``, whose compiled graph a cache has; the graphs it calls come before it, as there."""

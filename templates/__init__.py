@@ -11,6 +11,7 @@ FOLDERS = (
     "embedding",
     "grouped_matmul",
     "matmul",
+    "native_matmul",
     "norm",
     "paged_attention",
     "random",

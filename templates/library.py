@@ -79,11 +79,15 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel template: the function ``bi::<function><T>`` in ``<folder>/kernel.h`` and its parameters in order."""
+    """A kernel template: the function ``bi::<function><T>`` in ``<folder>/kernel.h`` and its parameters in order.
+
+    ``flags`` are those of the compiler beside Inductor's, for instructions that Inductor's do not switch on everywhere.
+    """
 
     folder: str
     function: str
     parameters: tuple[tuple[str, Parameter], ...]
+    flags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -154,9 +158,9 @@ NEITHER: dict[str, None] = dict.fromkeys(ROW_PARAMETERS)
 KERNELS: dict[str, Kernel] = {}
 
 
-def register_kernel(folder: str, function: str, parameters: dict[str, Parameter]) -> Kernel:
+def register_kernel(folder: str, function: str, parameters: dict[str, Parameter], flags: tuple[str, ...] = ()) -> Kernel:
     """Declares a kernel template so that graphs loaded from a cache find it by name."""
-    kernel = Kernel(folder, function, tuple(parameters.items()))
+    kernel = Kernel(folder, function, tuple(parameters.items()), flags)
     KERNELS[function] = kernel
     return kernel
 
@@ -200,7 +204,7 @@ def _build(kernel: Kernel, dtype: torch.dtype) -> ctypes.CDLL:
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
     try:
-        library = CppCodeCache.load(kernel.source(dtype), "cpu", extra_flags=STRICT_FLOATING_POINT, needs_vec_isa=True)
+        library = CppCodeCache.load(kernel.source(dtype), "cpu", extra_flags=(*STRICT_FLOATING_POINT, *kernel.flags), needs_vec_isa=True)
     except InvalidCxxCompiler as error:
         raise no_compiler(config.cpp.cxx) from error
     except CppCompileError as error:

@@ -6,10 +6,12 @@ import torch
 
 from bi_inductor.operators.definition import check_dtypes, define, run
 from bi_inductor.templates.grouped_matmul.kernel import GROUPED, KERNEL, arguments
+from bi_inductor.templates.library import Kernel
 from bi_inductor.templates.operand import Operand
 
 
-def grouped_matmul_cpu(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def run_grouped_matmul(kernel: Kernel, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The matmul of each group by a kernel of grouped_matmul's parameters. Raises TypeError and ValueError for what does not fit."""
     dtype = check_dtypes("grouped_matmul", {"a": a, "b": b})
     out = grouped_matmul_fake(a, b, ends)
     ends = ends.to(torch.int64).contiguous()
@@ -17,7 +19,11 @@ def grouped_matmul_cpu(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> 
     bounds = [0, *ends.tolist(), size]
     if bounds != sorted(bounds):
         raise ValueError(f"bi_inductor::grouped_matmul: ends must be ascending and at most {size}; given {ends.tolist()}")
-    return run(KERNEL, out, dtype, arguments(Operand.of(a), Operand.of(b), Operand.of(ends), Operand.of(out)))
+    return run(kernel, out, dtype, arguments(Operand.of(a), Operand.of(b), Operand.of(ends), Operand.of(out)))
+
+
+def grouped_matmul_cpu(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return run_grouped_matmul(KERNEL, a, b, ends)
 
 
 def grouped_matmul_fake(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

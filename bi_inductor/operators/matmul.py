@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bi_inductor.operators.definition import check_dtypes, define, run
+from bi_inductor.templates.library import Kernel
 from bi_inductor.templates.matmul.kernel import KERNEL, arguments
 from bi_inductor.templates.operand import Operand
 
@@ -24,7 +25,8 @@ def check_shapes(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) ->
     return shape
 
 
-def matmul_cpu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
+def run_matmul(kernel: Kernel, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
+    """``alpha * a @ b + beta * bias`` by a kernel of matmul's parameters. Raises TypeError and ValueError for operands that do not fit."""
     bias = None if beta == 0 else bias
     dtype = check_dtypes("matmul", {"a": a, "b": b, "bias": bias})
     out = a.new_empty(check_shapes(a, b, bias))
@@ -32,7 +34,11 @@ def matmul_cpu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = Non
         bias = bias.expand(out.shape)
     operands = [None if t is None else Operand.of(t) for t in (a, b, bias)]
     assert operands[0] is not None and operands[1] is not None
-    return run(KERNEL, out, dtype, arguments(operands[0], operands[1], operands[2], Operand.of(out), alpha, beta))
+    return run(kernel, out, dtype, arguments(operands[0], operands[1], operands[2], Operand.of(out), alpha, beta))
+
+
+def matmul_cpu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:
+    return run_matmul(KERNEL, a, b, bias, alpha, beta)
 
 
 def matmul_fake(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:

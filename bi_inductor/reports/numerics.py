@@ -40,6 +40,12 @@ NUMERICS: dict[str, Numerics] = {
     "grouped_matmul": Numerics(
         3, "each group's rows, columns or terms as a `mm` of that group alone", "grouped_matmul", (("products", MATMUL_LANES),)
     ),
+    "native_matmul": Numerics(
+        3, "`acc = ` native sum of `a[m,k]*b[k,n]` over `k`, `L = 16`.", "native_matmul", (("pairs of products", MATMUL_LANES),)
+    ),
+    "native_grouped_matmul": Numerics(
+        3, "`acc = ` native sum of `a[m,k]*b[k,n]` over `k`, `L = 16`.", "native_grouped_matmul", (("pairs of products", MATMUL_LANES),)
+    ),
     "convolution": Numerics(
         3, "`k` the row-major index over (channel within the group, kernel position)", "convolution", (("products", MATMUL_LANES),)
     ),

@@ -7,30 +7,28 @@ from typing import Any
 from bi_inductor.templates.library import Parameter, register_kernel
 from bi_inductor.templates.operand import Operand
 
-KERNEL = register_kernel(
-    "grouped_matmul",
-    "grouped_matmul",
-    {
-        "grouped": Parameter.SIZE,
-        "groups": Parameter.SIZE,
-        "m": Parameter.SIZE,
-        "n": Parameter.SIZE,
-        "k": Parameter.SIZE,
-        "ends": Parameter.SIZES,
-        "a": Parameter.INPUT,
-        "a_group": Parameter.SIZE,
-        "a_row": Parameter.SIZE,
-        "a_col": Parameter.SIZE,
-        "b": Parameter.INPUT,
-        "b_group": Parameter.SIZE,
-        "b_row": Parameter.SIZE,
-        "b_col": Parameter.SIZE,
-        "out": Parameter.OUTPUT,
-        "out_group": Parameter.SIZE,
-        "out_row": Parameter.SIZE,
-        "threads": Parameter.SIZE,
-    },
-)
+PARAMETERS = {
+    "grouped": Parameter.SIZE,
+    "groups": Parameter.SIZE,
+    "m": Parameter.SIZE,
+    "n": Parameter.SIZE,
+    "k": Parameter.SIZE,
+    "ends": Parameter.SIZES,
+    "a": Parameter.INPUT,
+    "a_group": Parameter.SIZE,
+    "a_row": Parameter.SIZE,
+    "a_col": Parameter.SIZE,
+    "b": Parameter.INPUT,
+    "b_group": Parameter.SIZE,
+    "b_row": Parameter.SIZE,
+    "b_col": Parameter.SIZE,
+    "out": Parameter.OUTPUT,
+    "out_group": Parameter.SIZE,
+    "out_row": Parameter.SIZE,
+    "threads": Parameter.SIZE,
+}
+
+KERNEL = register_kernel("grouped_matmul", "grouped_matmul", PARAMETERS)
 
 # The values of `grouped` in kernel.h, by the number of dims of a and b.
 GROUPED = {(2, 3): 0, (3, 2): 1, (2, 2): 2}

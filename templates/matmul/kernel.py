@@ -7,36 +7,34 @@ from typing import Any
 from bi_inductor.templates.library import Parameter, register_kernel
 from bi_inductor.templates.operand import Operand
 
-KERNEL = register_kernel(
-    "matmul",
-    "matmul",
-    {
-        "batch": Parameter.SIZE,
-        "m": Parameter.SIZE,
-        "n": Parameter.SIZE,
-        "k": Parameter.SIZE,
-        "a": Parameter.INPUT,
-        "a_batch": Parameter.SIZE,
-        "a_row": Parameter.SIZE,
-        "a_col": Parameter.SIZE,
-        "b": Parameter.INPUT,
-        "b_batch": Parameter.SIZE,
-        "b_row": Parameter.SIZE,
-        "b_col": Parameter.SIZE,
-        "bias": Parameter.INPUT,
-        "bias_batch": Parameter.SIZE,
-        "bias_row": Parameter.SIZE,
-        "bias_col": Parameter.SIZE,
-        "alpha": Parameter.NUMBER,
-        "beta": Parameter.NUMBER,
-        "out": Parameter.OUTPUT,
-        "out_batch": Parameter.SIZE,
-        "out_row": Parameter.SIZE,
-        "threads": Parameter.SIZE,
-        "epilogue": Parameter.EPILOGUE,
-        "epilogue_context": Parameter.CONTEXT,
-    },
-)
+PARAMETERS = {
+    "batch": Parameter.SIZE,
+    "m": Parameter.SIZE,
+    "n": Parameter.SIZE,
+    "k": Parameter.SIZE,
+    "a": Parameter.INPUT,
+    "a_batch": Parameter.SIZE,
+    "a_row": Parameter.SIZE,
+    "a_col": Parameter.SIZE,
+    "b": Parameter.INPUT,
+    "b_batch": Parameter.SIZE,
+    "b_row": Parameter.SIZE,
+    "b_col": Parameter.SIZE,
+    "bias": Parameter.INPUT,
+    "bias_batch": Parameter.SIZE,
+    "bias_row": Parameter.SIZE,
+    "bias_col": Parameter.SIZE,
+    "alpha": Parameter.NUMBER,
+    "beta": Parameter.NUMBER,
+    "out": Parameter.OUTPUT,
+    "out_batch": Parameter.SIZE,
+    "out_row": Parameter.SIZE,
+    "threads": Parameter.SIZE,
+    "epilogue": Parameter.EPILOGUE,
+    "epilogue_context": Parameter.CONTEXT,
+}
+
+KERNEL = register_kernel("matmul", "matmul", PARAMETERS)
 
 
 def arguments(a: Operand, b: Operand, bias: Operand | None, out: Operand, alpha: float, beta: float) -> dict[str, Any]:

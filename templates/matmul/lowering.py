@@ -9,7 +9,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import lowerings, register_lowering, to_dtype
 
 from bi_inductor.templates.cpp_template import lower, on_triton
-from bi_inductor.templates.library import accumulation_dtype
+from bi_inductor.templates.library import Kernel, accumulation_dtype
 from bi_inductor.templates.matmul import triton_lowering
 from bi_inductor.templates.matmul.kernel import KERNEL, arguments
 from bi_inductor.templates.matmul.template import MatmulTemplate
@@ -20,12 +20,17 @@ aten = torch.ops.aten
 @register_lowering(torch.ops.bi_inductor.matmul.default, type_promotion_kind=None)
 def matmul(a: TensorBox, b: TensorBox, bias: TensorBox | None = None, alpha: float = 1.0, beta: float = 1.0) -> TensorBox:
     """``alpha * a @ b + beta * bias`` for ``a`` [batch?, m, k] and ``b`` [batch?, k, n] of any strides."""
+    if on_triton(a.get_device()):
+        return triton_lowering.matmul(a, b, None if beta == 0 else bias, alpha, beta)
+    return lower_matmul(KERNEL, a, b, bias, alpha, beta)
+
+
+def lower_matmul(kernel: Kernel, a: TensorBox, b: TensorBox, bias: TensorBox | None, alpha: float, beta: float) -> TensorBox:
+    """Adds a call of a kernel with matmul's parameters, and with epilogues, to the graph being lowered."""
     size = [*a.get_size()[:-1], b.get_size()[-1]]
     bias = None if beta == 0 else bias
-    if on_triton(a.get_device()):
-        return triton_lowering.matmul(a, b, bias, alpha, beta)
     return lower(
-        KERNEL,
+        kernel,
         a.get_dtype(),
         {"a": a, "b": b, "bias": bias},
         size,

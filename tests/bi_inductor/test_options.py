@@ -16,8 +16,8 @@ def compiled(**arguments):
 
 
 def test_defaults():
-    assert Options() == Options(strict=False, allow=(), trace="", batch_dim=None, sample_gradients=False)
-    assert OPTION_NAMES == ("strict", "allow", "trace", "batch_dim", "sample_gradients")
+    assert Options() == Options(strict=False, allow=(), trace="", batch_dim=None, sample_gradients=False, native_bfloat16=False)
+    assert OPTION_NAMES == ("strict", "allow", "trace", "batch_dim", "sample_gradients", "native_bfloat16")
 
 
 def test_ours_and_those_of_inductor_are_told_apart():
@@ -80,6 +80,7 @@ def test_bad_environment(variable, text, message, monkeypatch):
     [
         ({"strict": "yes"}, r"'strict' must be True or False; given 'yes'"),
         ({"trace": 1}, r"'trace' must be the path of a folder; given 1"),
+        ({"native_bfloat16": 1}, r"'native_bfloat16' must be True or False; given 1"),
         ({"strict": 1}, r"'strict' must be True or False; given 1"),
         ({"allow": "aten.median"}, r"'allow' must be a sequence of op names.*given 'aten.median'"),
         ({"allow": ("aten.median", 3)}, r"'allow' must be a sequence"),

@@ -29,6 +29,7 @@ __all__ = [
     "logcumsumexp",
     "matmul",
     "mean_square_norm",
+    "native_matmul",
     "reduce",
     "rms_norm",
     "sample_sum",
@@ -78,6 +79,19 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, a
 
     ``bias`` broadcasts to the result, whose dtype is that of ``a``. ValueError for shapes that do not fit.
     """
+    return _matmul("matmul", a, b, bias, alpha, beta)
+
+
+def native_matmul(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
+) -> torch.Tensor:
+    """Section 3, native bfloat16: as ``matmul``, for operands of bfloat16. TypeError for others."""
+    if a.dtype != torch.bfloat16:
+        raise TypeError(f"the native product is defined for bfloat16, not {a.dtype}")
+    return _matmul("native_matmul", a, b, bias, alpha, beta)
+
+
+def _matmul(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
     if a.dim() != b.dim() or a.dim() not in (2, 3) or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"expected [M, K] @ [K, N] or [B, M, K] @ [B, K, N], got {list(a.shape)} @ {list(b.shape)}")
     accumulation = accumulation_dtype(a.dtype)
@@ -87,7 +101,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, a
     expanded_bias = None if bias is None else _operand(bias.expand(shape), accumulation)
     out = torch.empty(shape, dtype=accumulation)
     operands = (_operand(a, accumulation), _operand(b, accumulation), expanded_bias, out)
-    call("matmul", accumulation, (*operands, batch, rows, columns, depth, float(alpha), float(beta)))
+    call(name, accumulation, (*operands, batch, rows, columns, depth, float(alpha), float(beta)))
     return out.to(a.dtype)
 
 
