@@ -12,7 +12,7 @@
 namespace bi {
 
 // Rows of A that stay in the cache while B streams past them.
-inline int64_t native_block_rows(int64_t k) { return k > 4096 ? 96 : math::max<int64_t>(64, 262144 / math::max<int64_t>(1, k)); }
+inline int64_t native_block_rows(int64_t k) { return math::max<int64_t>(128, 262144 / math::max<int64_t>(1, k)); }
 
 // The one schedule: the vectors [begin, end) of the long side stream past blocks of the vectors [short_begin, short_end) of the short one.
 // Sides are rows and columns of the output, or columns and rows: a product does not care which factor comes first.
@@ -23,8 +23,10 @@ inline void multiply_native(const MatmulEntry<BFloat16>& e, bool rows_are_short,
   const int64_t long_stride = rows_are_short ? e.b_col : e.a_row, long_k = rows_are_short ? e.b_row : e.a_col;
   // An odd number of cache lines from one copied vector to the next: a power of two would put all of them into one set of the cache.
   const int64_t padded = native_steps(e.k) * native_step, stride = (native_steps(e.k) | 1) * native_step;
+  // Blocks of about one size, in whole tiles.
   const int64_t most = native_block_rows(e.k), blocks = (short_end - short_begin + most - 1) / most;
-  const int64_t block = (short_end - short_begin + blocks - 1) / blocks;
+  const int64_t shared = (short_end - short_begin + blocks - 1) / blocks;
+  const int64_t block = math::min(short_end - short_begin, (shared + native_rows - 1) / native_rows * native_rows);
   // Vectors that are transposed at a time, whole cache lines of what they are read from; else a group, where it lies.
   const bool copies = long_k != 1;
   const int64_t step = copies ? 8 * native_columns : native_columns;
