@@ -9,11 +9,12 @@ import argparse
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import compile_cost
-from benchmarks.competitors import COMPETITORS, FEW, MEANING, calls
+from benchmarks.competitors import COMPETITORS, FEW, MEANING, NATIVE_BFLOAT16, calls
 from benchmarks.measurement import Measurement
 from benchmarks.record import RESULTS, Record
 from benchmarks.rows import Row, select
@@ -22,16 +23,21 @@ from benchmarks.timing import environment, headline, measure
 
 
 def model_table(
-    rows: Mapping[str, Callable[[], Row]], competitors: Sequence[str], rounds: int, seconds_per_block: float, most_seconds: float
+    rows: Mapping[str, Callable[[], Row]],
+    competitors: Sequence[str],
+    rounds: int,
+    seconds_per_block: float,
+    most_seconds: float,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Measurement]:
-    """Times every row under every competitor and prints the table as it grows."""
+    """Times every row under every competitor, ours with ``options``, and prints the table as it grows."""
     table = Table(competitors)
     table.print_header()
     results: dict[str, Measurement] = {}
     for name, make in rows.items():
         row = make()
         torch.compiler.reset()
-        timed = calls(competitors, row.model, row.arguments, row.batch)
+        timed = calls(competitors, row.model, row.arguments, row.batch, options)
         results[name] = measure(timed, rounds=rounds, seconds_per_block=seconds_per_block, most_seconds=most_seconds)
         table.print_row(name, results[name])
     table.print_means(results)
@@ -44,6 +50,7 @@ def main() -> None:
     )
     parser.add_argument("--full", action="store_true", help="all rows and all competitors (make bench-full)")
     parser.add_argument("--only", default="", metavar="TEXT", help="measure only rows whose name contains TEXT")
+    parser.add_argument("--native-bfloat16", action="store_true", help=NATIVE_BFLOAT16)
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per row (default 15)")
     parser.add_argument("--block", type=float, default=0.1, metavar="SECONDS", help="length of one competitor's turn")
     parser.add_argument("--row-seconds", type=float, metavar="SECONDS", help="fewer rounds, 5 at least, where a row would take longer")
@@ -60,13 +67,15 @@ def main() -> None:
         print("\n".join(rows))
         return
     competitors = tuple(COMPETITORS) if arguments.full else FEW
+    options = {"native_bfloat16": True} if arguments.native_bfloat16 else {}
     most_seconds = arguments.row_seconds or (60.0 if arguments.full else 20.0)
     print(f"{headline()}\n{textwrap.dedent(MEANING)}\n")
     with torch.no_grad():
-        results = model_table(rows, competitors, arguments.rounds, arguments.block, most_seconds)
+        results = model_table(rows, competitors, arguments.rounds, arguments.block, most_seconds, options)
     compiling = {} if arguments.no_compile_time else compile_cost.print_table()
-    path = arguments.json or RESULTS / ("models-full.json" if arguments.full else "models.json")
-    Record("models", environment(), results, compiling).write(path)
+    name = " ".join(["models", *options])
+    path = arguments.json or RESULTS / f"{name.replace(' ', '-')}{'-full' if arguments.full else ''}.json"
+    Record(name, environment(), results, compiling).write(path)
     print(f"\nwritten to {path}")
 
 

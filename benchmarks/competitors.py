@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ COMPETITORS: dict[str, Competitor] = {
 MEANING = """\
 eager: torch without a compiler. stock: torch.compile with Inductor. stock-bi, stock-det: the same with Inductor's option batch_invariant
 or deterministic. one-by-one: stock, called once for each sample. ours: torch.compile with backend batch_invariant."""
+NATIVE_BFLOAT16 = "ours with option native_bfloat16: matmuls of bfloat16 by the CPU's own products"
 # Those of `make bench`.
 FEW = ("eager", STOCK, OURS)
 
@@ -74,6 +75,11 @@ def sample_of(value: Any, index: int, batch: int) -> Any:
     return value
 
 
-def calls(names: Sequence[str], function: Function, arguments: Sequence[Any], batch: int) -> dict[str, Callable[[], Any]]:
-    """One call for each competitor in ``names``. A batch of one has no other samples: there, one-by-one is stock and left out."""
-    return {name: COMPETITORS[name].call(function, arguments, batch) for name in names if batch > 1 or not COMPETITORS[name].one_sample}
+def calls(
+    names: Sequence[str], function: Function, arguments: Sequence[Any], batch: int, options: Mapping[str, Any] | None = None
+) -> dict[str, Callable[[], Any]]:
+    """One call for each competitor in ``names``; ``options`` are those of ours. A batch of one has no other samples: there, one-by-one is
+    stock and left out.
+    """
+    competitors = {**COMPETITORS, OURS: replace(COMPETITORS[OURS], options=dict(options or {}))}
+    return {name: competitors[name].call(function, arguments, batch) for name in names if batch > 1 or not competitors[name].one_sample}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.competitors import FEW, calls
+from benchmarks.competitors import FEW, NATIVE_BFLOAT16, calls
 from benchmarks.measurement import Measurement
 from benchmarks.record import RESULTS, Record
 from benchmarks.table import Table
@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ops", description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="measure only ops whose name contains TEXT")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "float64"])
+    parser.add_argument("--native-bfloat16", action="store_true", help=NATIVE_BFLOAT16)
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds per op (default 15)")
     parser.add_argument("--block", type=float, default=0.02, metavar="SECONDS", help="length of one variant's turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the JSON goes (default benchmarks/results/)")
@@ -109,7 +110,8 @@ def main() -> None:
     if arguments.rounds < 2:
         parser.error(f"--rounds is {arguments.rounds}; at least 2 are needed for a median and quartiles")
     torch.manual_seed(0)
-    print(f"{headline()}, {arguments.dtype}")
+    options = {"native_bfloat16": True} if arguments.native_bfloat16 else {}
+    print(f"{headline()}, {arguments.dtype}{''.join(f', {name}' for name in options)}")
     table = Table(FEW)
     table.print_header()
     results: dict[str, Measurement] = {}
@@ -118,14 +120,15 @@ def main() -> None:
             if arguments.only not in op.name:
                 continue
             torch.compiler.reset()
-            timed = calls(FEW, op.function, op.arguments, op.arguments[0].shape[0])
+            timed = calls(FEW, op.function, op.arguments, op.arguments[0].shape[0], options)
             results[op.name] = measure(timed, rounds=arguments.rounds, seconds_per_block=arguments.block)
             table.print_row(op.name, results[op.name])
     if not results:
         parser.error(f"--only {arguments.only!r} matches no op")
     table.print_means(results)
-    path = arguments.json or RESULTS / f"ops-{arguments.dtype}.json"
-    Record(f"ops {arguments.dtype}", environment(), results, {}).write(path)
+    name = " ".join(["ops", arguments.dtype, *options])
+    path = arguments.json or RESULTS / f"{name.replace(' ', '-')}.json"
+    Record(name, environment(), results, {}).write(path)
     print(f"\nwritten to {path}")
 
 

@@ -8,6 +8,7 @@ import torch
 from benchmarks.competitors import COMPETITORS, FEW, calls, sample_of
 from benchmarks.rows import ALL_ROWS, FEW_ROWS, select
 from benchmarks.timing import measure
+from bi_inductor import OptionError
 
 
 def test_samples_are_views_of_the_batch() -> None:
@@ -40,6 +41,16 @@ def test_every_competitor_computes_the_function_and_changes_no_setting() -> None
 def test_a_batch_of_one_has_no_column_one_by_one() -> None:
     assert "one-by-one" not in calls(tuple(COMPETITORS), torch.neg, (torch.ones(1, 2),), 1)
     assert "one-by-one" in calls(tuple(COMPETITORS), torch.neg, (torch.ones(2, 2),), 2)
+
+
+def test_options_of_ours_reach_ours_alone() -> None:
+    timed = calls(FEW, torch.neg, (torch.ones(2, 2),), 2, {"allow": "no sequence"})
+    for name, call in timed.items():
+        if name == "ours":
+            with pytest.raises(OptionError, match="option 'allow' must be"):
+                call()
+        else:
+            assert call().sum() == -4, name
 
 
 def test_options_reach_the_compile() -> None:
