@@ -7,6 +7,7 @@
 #include "../grouped_matmul/groups.h"
 #include "../matmul/entry.h"
 #include "copies.h"
+#include "strips.h"
 #include "tile.h"
 
 namespace bi {
@@ -14,7 +15,7 @@ namespace bi {
 // Rows of A that stay in the cache while B streams past them.
 inline int64_t native_block_rows(int64_t k) { return math::max<int64_t>(128, 262144 / math::max<int64_t>(1, k)); }
 
-// The one schedule: the vectors [begin, end) of the long side stream past blocks of the vectors [short_begin, short_end) of the short one.
+// The schedule of vectors along K: the vectors [begin, end) of the long side stream past blocks of the vectors [short_begin, short_end) of the short one.
 // Sides are rows and columns of the output, or columns and rows: a product does not care which factor comes first.
 inline void multiply_native(const MatmulEntry<BFloat16>& e, bool rows_are_short, int64_t short_begin, int64_t short_end, int64_t begin,
                             int64_t end) {
@@ -96,7 +97,9 @@ void native_matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, i
   const int64_t used = math::max<int64_t>(1, math::min<int64_t>(threads, int64_t(double(batch) * cost / 16384)));
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
   const bool split_rows = few_columns || n < 16 * parts || m >= 8 * n || m > 384 * parts;
-  const int64_t grain = split_rows && !few_columns ? native_rows : native_columns;
+  // Few rows would not pay back the transposition of a B that is contiguous along N.
+  const bool strips = m <= 8 && b_col == 1 && b_row != 1 && !split_rows && n >= native_strip * parts;
+  const int64_t grain = strips ? native_strip : split_rows && !few_columns ? native_rows : native_columns;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
       const MatmulEntry<T> e = entry(task / parts);
@@ -104,7 +107,9 @@ void native_matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, i
       const int64_t units = (length + grain - 1) / grain;
       const int64_t first = units * part / parts * grain, last = math::min(length, units * (part + 1) / parts * grain);
       if (first >= last) continue;
-      if (few_columns) {
+      if (strips) {
+        multiply_native_strips(e, first, last);
+      } else if (few_columns) {
         multiply_native(e, false, 0, n, first, last);
       } else if (split_rows) {
         multiply_native(e, true, first, last, 0, n);
