@@ -13,7 +13,7 @@ import torch
 
 from bi_inductor.pins import PINS
 from bi_inductor.targets.description import TARGETS
-from bi_inductor.targets.device import described_device
+from bi_inductor.targets.device import described_device, load_device_guard
 from bi_inductor.targets.kernels import gathered
 
 
@@ -26,7 +26,7 @@ class Case:
         program: the function.
         sizes: of its inputs, float32 unless ``dtype``.
         sign: a regular expression that the code matches with the other value and not with the pinned one.
-        beside: other pins that have to give way for this one to be read.
+        beside: other pins that have to give way for this one to be read, and settings that are no pins.
     """
 
     value: object
@@ -35,6 +35,13 @@ class Case:
     sign: str
     beside: Mapping[str, object] = dataclasses.field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+
+
+# Without patterns none is replaced. A matmul is padded only where timing says that it pays, or where it is forced.
+PATTERNS = {"pattern_matcher": True}
+PADDED = {**PATTERNS, "force_shape_pad": True}
+# A matmul by Triton whose only choice, where K may be split, is one number of parts: nothing has to be timed.
+BY_TRITON = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "deterministic": False, "batch_invariant": False}
 
 
 def norms(x, weight, gradient):
@@ -48,6 +55,11 @@ def nested(x):
 
 
 CASES = {
+    # Inductor asks for the other backend's package while it writes the kernel.
+    "cuda_backend": Case("halide", lambda x: x + 1, ((64, 64),), r"halide python bindings|async_compile\.halide\("),
+    "online_softmax": Case(True, lambda x: x.softmax(-1), ((8, 8192),), "online_softmax_combine", PATTERNS),
+    "shape_padding": Case(True, torch.mm, ((511, 509), (509, 515)), r"extern_kernels\.mm\(buf", PADDED),
+    "triton.num_decompose_k_splits": Case(1, torch.mm, ((32, 1 << 15), (1 << 15, 32)), r"extern_kernels\.bmm", BY_TRITON),
     "batch_invariant": Case(False, lambda x: x.sum(-1), ((8, 512),), "'batch_invariant': False"),
     "batch_invariant, more rows": Case(False, lambda x: x.sum(-1), ((4096, 512),), "'batch_invariant': False"),
     # Two configurations to choose from by timing.
@@ -81,6 +93,7 @@ def code(case: Case, values: dict[str, object]) -> str:
     from torch._inductor import config
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.utils import get_k_splits, use_decompose_k_choice
     from torch._subclasses import FakeTensorMode
 
     def written(gm, example_inputs, **settings):
@@ -93,6 +106,9 @@ def code(case: Case, values: dict[str, object]) -> str:
         return uncompiled
 
     torch._dynamo.reset()
+    # Both keep what they have answered for these sizes with other settings.
+    use_decompose_k_choice.cache_clear()
+    get_k_splits.cache_clear()
     with FakeTensorMode(), torch.no_grad(), gathered() as found, config.patch(force_disable_caches=True):
         inputs = [torch.empty(size, dtype=case.dtype, device="cuda") for size in case.sizes]
         backend = lambda gm, example_inputs: compile_fx(gm, example_inputs, inner_compile=written, config_patches=values)  # noqa: E731
@@ -111,7 +127,13 @@ def code(case: Case, values: dict[str, object]) -> str:
 def main(result: str, names: list[str]) -> None:
     """Writes the code of each case with the pinned value and with the other one."""
     from torch._inductor import config
+    from torch._inductor.fx_passes import joint_graph, post_grad
 
+    # Before the described device: its tensors cannot be made here. Patterns traced on the CPU's hold for every device. The guard is for
+    # indexing, which cuts the product of padded operands.
+    for passes in (joint_graph, post_grad):
+        passes.lazy_init(torch.device("cpu"))
+    load_device_guard()
     known = config.get_config_copy()
     pinned = {name: pin.value for name, pin in PINS.items() if name in known}
     found = {}
