@@ -41,14 +41,15 @@ BI_INLINE void transpose_sixteen(const BFloat16* source, int64_t k_stride, BFloa
 BI_NOINLINE inline void copy_pairs(const BFloat16* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k,
                                    BFloat16* target, int64_t target_row) {
   const int64_t padded = native_steps(k) * native_step;
-  int64_t j = 0, whole = 0;
-  if (vector_stride == 1 && k_stride != 1) {
-    whole = k / 8 * 8;
-    for (; j + 16 <= count; j += 16)
-      for (int64_t p = 0; p < whole; p += 8) transpose_sixteen(source + j + p * k_stride, k_stride, target + j * target_row + p, target_row);
-  }
-  const int64_t transposed = j;
-  for (j = 0; j < count; j++) {
+  const bool side_by_side = vector_stride == 1 && k_stride != 1;
+  const int64_t transposed = side_by_side ? count / 16 * 16 : 0, whole = k / 8 * 8;
+  // A block of K at a time, whose cache lines are still there for the next sixteen vectors.
+  constexpr int64_t block = 64;
+  for (int64_t k0 = 0; k0 < whole; k0 += block)
+    for (int64_t j = 0; j < transposed; j += 16)
+      for (int64_t p = k0; p < whole && p < k0 + block; p += 8)
+        transpose_sixteen(source + j + p * k_stride, k_stride, target + j * target_row + p, target_row);
+  for (int64_t j = 0; j < count; j++) {
     const BFloat16* from = source + j * vector_stride;
     BFloat16* to = target + j * target_row;
     if (k_stride == 1) {

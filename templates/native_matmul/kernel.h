@@ -98,7 +98,7 @@ void native_matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, i
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
   const bool split_rows = few_columns || n < 16 * parts || m >= 8 * n || m > 384 * parts;
   // Few rows would not pay back the transposition of a B that is contiguous along N.
-  const bool strips = m <= 8 && b_col == 1 && b_row != 1 && !split_rows && n >= native_strip * parts;
+  const bool strips = m <= 16 && b_col == 1 && b_row != 1 && !split_rows && n >= native_strip * parts;
   const int64_t grain = strips ? native_strip : split_rows && !few_columns ? native_rows : native_columns;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
