@@ -19,6 +19,7 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor import config, ir
+from torch._inductor.lowering import lowerings
 from torch._inductor.select_algorithm import TritonTemplate
 from torch._inductor.utils import triton_type
 from torch._inductor.virtualized import V
@@ -71,8 +72,13 @@ def lower(
     """
     nodes = list(inputs.values())
     out_dtype = out_dtype or dtype
+    sizes = [sympy.sympify(n) for n in size]
     strides = None if stride is None else [sympy.sympify(n) for n in stride]
-    layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, [sympy.sympify(n) for n in size], strides)
+    # Inductor drops the mask of a store whose place is a constant, and every lane would write a lone element. A second one keeps the mask.
+    lone = bool(sizes) and all(n == 1 for n in sizes)
+    if lone:
+        sizes, strides = [*sizes[:-1], sympy.Integer(2)], None
+    layout = ir.FixedLayout(nodes[0].get_device(), out_dtype, sizes, strides)
     # Inductor computes epilogues in float32 or, where elements are float64 or integers, in these.
     result = out_dtype if out_dtype in (torch.float64, torch.int32) else torch.float32
     choice: Any = kernel.generate(
@@ -91,7 +97,8 @@ def lower(
         },
         **{"ACCUMULATOR": triton_type(accumulation_dtype(dtype)), **constants},
     )
-    return choice.output_node()  # type: ignore[no-any-return]  # a TensorBox
+    out: ir.TensorBox = choice.output_node()
+    return lowerings[torch.ops.aten.slice.Tensor](out, len(sizes) - 1, 0, 1) if lone else out
 
 
 def constant(value: float) -> str:
