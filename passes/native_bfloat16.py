@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph
 
 from bi_inductor.native_bfloat16 import require_native_bfloat16
+from bi_inductor.operators.convolution import OF_PATCHES
 
 ops = torch.ops.bi_inductor
 NATIVE = {ops.matmul.default: ops.native_matmul.default, ops.grouped_matmul.default: ops.native_grouped_matmul.default}
@@ -13,7 +14,7 @@ NATIVE = {ops.matmul.default: ops.native_matmul.default, ops.grouped_matmul.defa
 
 def take_native_products(graph: Graph) -> None:
     """Replaces, in place, the operators of ours that multiply bfloat16. Their products of wider operands (of the backward of attention, of
-    quantised weights) and every other operator stay.
+    quantised weights) and every other operator stay, as does a convolution that a gradient goes through: for inference it is no product.
 
     Runs last: to every analysis before it the operators are the same.
 
@@ -21,7 +22,7 @@ def take_native_products(graph: Graph) -> None:
         OptionError: a product is on another device than the CPU.
     """
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in NATIVE:
+        if node.op != "call_function" or node.target not in NATIVE or OF_PATCHES in node.meta.get("custom", {}):
             continue
         value = node.meta["val"]
         if value.dtype == torch.bfloat16:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from torch.fx.traceback import annotate
 from torch.nn import functional
 
 from bi_inductor.operators.definition import check_dtypes, define, run
@@ -14,6 +15,9 @@ from bi_inductor.templates.convolution.kernel import DIMS, KERNEL, arguments, ou
 from bi_inductor.templates.operand import Operand
 
 aten = torch.ops.aten
+
+# In the custom annotations of the nodes of a traced ``over_patches``: their products are a convolution's.
+OF_PATCHES = "bi_inductor.convolution_over_patches"
 
 
 def check_shapes(
@@ -60,7 +64,8 @@ def over_patches(
 ) -> torch.Tensor:
     """The same bits as one matmul over gathered patches, of differentiable ops: the backward follows from slicing and matmul.
 
-    The patches are copied: memory is the kernel's size times the input's. Raises what the operator raises.
+    The patches are copied: memory is the kernel's size times the input's. Raises what the operator raises. Traced nodes are annotated
+    (torch.fx.traceback.annotate, checked in torch 2.13.0).
     """
     check_dtypes("convolution", {"x": x, "weight": weight, "bias": bias})
     batch, out_channels, *sizes = check_shapes(x, weight, bias, stride, padding, dilation, groups)
@@ -79,11 +84,13 @@ def over_patches(
     if groups == 1:
         rows = weight.reshape(1, out_channels, reduced).expand(batch, -1, -1)
         bias = None if bias is None else bias.unsqueeze(1)
-        out = torch.ops.bi_inductor.matmul(rows, columns.reshape(batch, reduced, positions), bias)
+        with annotate({OF_PATCHES: True}):
+            out = torch.ops.bi_inductor.matmul(rows, columns.reshape(batch, reduced, positions), bias)
     else:
         columns = columns.reshape(batch, groups, reduced, positions).permute(1, 2, 0, 3).reshape(groups, reduced, batch * positions)
         bias = None if bias is None else bias.reshape(groups, out_channels // groups, 1)
-        out = torch.ops.bi_inductor.matmul(weight.reshape(groups, out_channels // groups, reduced), columns, bias)
+        with annotate({OF_PATCHES: True}):
+            out = torch.ops.bi_inductor.matmul(weight.reshape(groups, out_channels // groups, reduced), columns, bias)
         out = out.reshape(out_channels, batch, positions).transpose(0, 1)
     result: torch.Tensor = out.reshape([batch, out_channels, *sizes])
     return result

@@ -18,6 +18,7 @@ from torch.nn import functional
 import bi_inductor
 from bi_inductor import OptionError
 from bi_inductor.native_bfloat16 import missing, require_native_bfloat16
+from bi_inductor.passes import native_bfloat16 as native_products
 from bi_inductor.passes.native_bfloat16 import take_native_products
 from tests.templates.rows import assert_same_bits, differences, randn
 
@@ -100,12 +101,44 @@ def test_explain_names_the_native_kernels() -> None:
 @needs_instruction
 @pytest.mark.parametrize("options", [OPTION, {**OPTION, "sample_gradients": True}], ids=["alone", "sample_gradients"])
 def test_every_product_of_bfloat16_is_native_where_gradients_are_taken(options: dict[str, Any]) -> None:
-    explanation = bi_inductor.explain(Mixed(), torch.randn(6, 8, 8, dtype=BF16, requires_grad=True), dynamic=True, options=options)
+    model = Mixed()
+    model.convolution = nn.Identity()  # type: ignore[assignment]  # convolutions have a test of their own
+    explanation = bi_inductor.explain(model, torch.randn(6, 8, 8, dtype=BF16, requires_grad=True), dynamic=True, options=options)
     for graph in explanation.graphs:
         calls = [use.call for use in explanation.kernels(graph) if "matmul" in use.kernel]
         assert {("native" in call, "-> bfloat16" in call) for call in calls} == {(True, True), (False, False)}, calls
-    # A convolution is a matmul over copied patches here.
-    assert not any(use.kernel == "convolution" for graph in explanation.graphs for use in explanation.kernels(graph))
+
+
+@needs_instruction
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_is_the_same_in_training(groups: int) -> None:
+    """Where a gradient goes through it is a matmul over copied patches, which must not become another one."""
+    x, weight = randn(3, 8, 40, dtype=BF16), randn(6, 8 // groups, 9, dtype=BF16, seed=1)
+    ours, without = compiled(functional.conv1d, **OPTION), compiled(functional.conv1d)
+    with torch.no_grad():
+        expected = ours(x, weight, groups=groups)
+    gradients = []
+    for call in (ours, without):
+        leaf = weight.clone().requires_grad_()
+        out = call(x, leaf, groups=groups)
+        assert_same_bits(out.detach(), expected)
+        out.float().sum().backward()
+        gradients.append(leaf.grad)
+    assert gradients[0] is not None and gradients[1] is not None
+    assert_same_bits(gradients[0], gradients[1])
+
+
+@needs_instruction
+def test_the_mark_of_a_convolution_is_what_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels() -> list[str]:
+        torch.compiler.reset()
+        x = torch.zeros(3, 8, 40, dtype=BF16, requires_grad=True)
+        explanation = bi_inductor.explain(functional.conv1d, x, torch.zeros(6, 8, 9, dtype=BF16), options=OPTION)
+        return [use.kernel for use in explanation.kernels(explanation.graphs[0])]
+
+    assert kernels() == ["matmul"]
+    monkeypatch.setattr(native_products, "OF_PATCHES", "no such mark")
+    assert kernels() == ["native_matmul"]
 
 
 @needs_instruction
