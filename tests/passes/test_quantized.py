@@ -10,9 +10,14 @@ import pytest
 import torch
 import torch._inductor.lowering  # defines torch.ops.quantized_decomposed
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
 from torch.library import opcheck
 
 from bi_inductor import UnsupportedOpError
+from bi_inductor.options import Options
+from bi_inductor.passes.classify import classes_of, require_supported
+from bi_inductor.passes.op_classes import OpClass
 from bi_inductor.passes.quantized import INT4_BLOCKS, unpacked_int4
 from bi_inductor.templates.library import FLOAT8
 from tests.passes.eager import ours, stock
@@ -199,6 +204,20 @@ def blocks(a: Tensor, b: Tensor, one: Tensor) -> Any:
 def test_other_forms_of_float8_are_refused(fn: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedOpError, match=r"_scaled_mm(?s:.)*float32 scales of one element, or of \[m, 1\] and \[1, n\]"):
         ours(fn, *EIGHTS, ONE)
+
+
+def test_int4_weights_of_gpus_are_refused() -> None:
+    """Packed for a GPU's kernel; those of the CPU's are rewritten."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    product = graph.call_function(torch.ops.aten._weight_int4pack_mm.default, (x, x, 32, x))
+    graph.output(product)
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(4, 64, dtype=torch.bfloat16, device="cuda")
+        product.meta["val"] = torch.empty(4, 8, dtype=torch.bfloat16, device="cuda")
+    assert classes_of(graph) == {product: OpClass.UNSUPPORTED}
+    with pytest.raises(UnsupportedOpError, match=r"_weight_int4pack_mm\(bfloat16\[4, 64\]\)"):
+        require_supported([product], Options())
 
 
 def test_operands_that_do_not_fit() -> None:
