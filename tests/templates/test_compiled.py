@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 import bi_inductor  # noqa: F401  # defines the operators
@@ -222,3 +224,27 @@ def test_stock_varies() -> None:
     varying = {name for m in (1, 3, 17) for name, result in fn(x[:m].clone()).items() if differences(result, every[name][:m])}
     if not varying:
         pytest.skip("this CPU's BLAS has one order for all numbers of rows")
+
+
+def test_one_graph_for_a_batch_of_one_and_more() -> None:
+    """A batch whose size is unbacked is never taken for known, so one graph runs all of them."""
+    graphs = CompileCounterWithBackend("batch_invariant")
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(functional.linear(x, weight), -1) * functional.rms_norm(x, (64,))
+
+    torch.compiler.reset()
+    call = torch.compile(model, backend=graphs, fullgraph=True)
+    x, weight = randn(4096, 64), randn(64, 64, seed=1)
+    with torch.no_grad():
+        whole = call(unbacked(x), weight)
+        for batch in (1, 2, 16, 17):
+            assert_same_bits(call(unbacked(x[:batch]), weight), whole[:batch], batch)
+    assert graphs.frame_count == 1
+
+
+def unbacked(x: torch.Tensor) -> torch.Tensor:
+    """A copy whose number of rows is an unbacked symbol."""
+    x = x.clone()
+    mark_unbacked(x, 0)
+    return x
