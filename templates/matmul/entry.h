@@ -98,6 +98,38 @@ struct MatmulEntry {
   }
 };
 
+// A batch of products, in the arguments of matmul (kernel.h).
+template <class T>
+struct MatmulBatch {
+  int64_t count, m, n, k;
+  const T* a;
+  int64_t a_batch, a_row, a_col;
+  const T* b;
+  int64_t b_batch, b_row, b_col;
+  const T* bias;  // null where beta is 0
+  int64_t bias_batch, bias_row, bias_col;
+  accumulator_t<T> alpha, beta;
+  T* out;
+  int64_t out_batch, out_row;
+  MatmulEpilogue epilogue;
+  void* epilogue_context;
+  int64_t merged_rows;
+
+  // A shared B makes one tall product of the batch where the strides allow it.
+  void merge() {
+    if (count <= 1 || b_batch != 0 || out_batch != m * out_row) return;
+    if ((a_batch != m * a_row || (bias && bias_batch != m * bias_row)) && m != 1) return;
+    if (m == 1) a_row = a_batch, out_row = out_batch, bias_row = bias_batch;
+    m *= count;
+    count = 1;
+  }
+
+  MatmulEntry<T> entry(int64_t index) const {
+    return {index, m, n, k, a + index * a_batch, a_row, a_col, b + index * b_batch, b_row, b_col, bias ? bias + index * bias_batch : nullptr,
+            bias_row, bias_col, alpha, beta, out + index * out_batch, out_row, epilogue, epilogue_context, merged_rows};
+  }
+};
+
 // Copies `count` vectors of length k into rows of the accumulation type, contiguous along K, padded with zeros to target_row.
 template <class T, class A>
 BI_NOINLINE void copy_vectors(const T* source, int64_t vector_stride, int64_t k_stride, int64_t count, int64_t k, A* target,

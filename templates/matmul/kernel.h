@@ -40,23 +40,13 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
             void* epilogue_context) {
   using A = accumulator_t<T>;
   if (batch <= 0 || m <= 0 || n <= 0) return;
-  const int64_t merged_rows = m;
-  const bool has_bias = bias && A(beta) != A(0);
-  // A shared B makes one tall product of the batch where the strides allow it.
-  if (batch > 1 && b_batch == 0 && out_batch == m * out_row && (a_batch == m * a_row || m == 1) &&
-      (!has_bias || bias_batch == m * bias_row || m == 1)) {
-    if (m == 1) a_row = a_batch, out_row = out_batch, bias_row = bias_batch;
-    m *= batch;
-    batch = 1;
-  }
-  if (k == 1) a_col = b_row = 1;
-  if (n == 1) b_col = b_row == 1 ? k : 1;
-  const auto entry = [&](int64_t index) {
-    return MatmulEntry<T>{index, m, n, k, a + index * a_batch, a_row, a_col, b + index * b_batch, b_row, b_col,
-                          has_bias ? bias + index * bias_batch : nullptr, bias_row, bias_col, A(alpha), A(beta),
-                          out + index * out_batch, out_row, epilogue, epilogue_context, merged_rows};
-  };
-  const MatmulSchedule schedule = choose_schedule<T>(m, n, k, a_col, b_row, b_col);
+  MatmulBatch<T> call{batch, m, n, k, a, a_batch, a_row, a_col, b, b_batch, b_row, b_col, A(beta) == A(0) ? nullptr : bias, bias_batch,
+                      bias_row, bias_col, A(alpha), A(beta), out, out_batch, out_row, epilogue, epilogue_context, m};
+  call.merge();
+  m = call.m, batch = call.count;
+  if (k == 1) call.a_col = call.b_row = 1;
+  if (n == 1) call.b_col = call.b_row == 1 ? k : 1;
+  const MatmulSchedule schedule = choose_schedule<T>(m, n, k, call.a_col, call.b_row, call.b_col);
   // Work in element operations. Small work stays on this thread; threads split the outputs of one entry where the batch alone does not
   // feed them evenly.
   const double cost = double(m) * double(n) * double(k) / 16 + double(k) * double(m + n) / 4 + double(m) * double(n) / 8;
@@ -70,7 +60,7 @@ void matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t 
   const int64_t grain = lanes ? lanes_columns<A> : split_rows ? panel_rows<A> : 16;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
-      const MatmulEntry<T> e = entry(task / parts);
+      const MatmulEntry<T> e = call.entry(task / parts);
       const int64_t part = task % parts, length = split_rows ? m : n;
       const int64_t units = (length + grain - 1) / grain;
       const int64_t first = units * part / parts * grain, last = math::min(length, units * (part + 1) / parts * grain);

@@ -34,6 +34,22 @@ BI_INLINE Vec<A> fold_parts(const Sixteen<A>* parts) {
   return parts[0].fold();
 }
 
+// sums[i * sums_row + j] = the fold of half(columns * i + j), the lanes of a sum after their first fold, eight of them.
+template <int rows, int columns, class A, class Half>
+BI_INLINE void fold_tile(const Half& half, A* sums, int64_t sums_row) {
+  constexpr int count = rows * columns, folded_count = (count + 7) / 8 * 8;
+  Vec<A> halves[folded_count];
+#pragma GCC unroll 24
+  for (int i = 0; i < folded_count; i++) halves[i] = i < count ? half(i) : Vec<A>::zero();
+  A folded[folded_count];
+#pragma GCC unroll 3
+  for (int i = 0; i < folded_count; i += 8) fold_eight(halves + i).store(folded + i);
+#pragma GCC unroll 4
+  for (int i = 0; i < rows; i++)
+#pragma GCC unroll 6
+    for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[columns * i + j];
+}
+
 // Vectors that are multiplied later, contiguous along K as they lie in memory: a tile asks for them while it multiplies.
 template <class T>
 struct NextVectors {
@@ -89,17 +105,7 @@ BI_INLINE void lanes_tile(const A* a, int64_t a_row, const T* b, int64_t b_colum
       }
     }
   }
-  constexpr int count = rows * columns, folded_count = (count + 7) / 8 * 8;
-  Vec<A> halves[folded_count];
-#pragma GCC unroll 24
-  for (int i = 0; i < folded_count; i++) halves[i] = i < count ? fold_parts(accumulator[i]) : Vec<A>::zero();
-  A folded[folded_count];
-#pragma GCC unroll 3
-  for (int i = 0; i < folded_count; i += 8) fold_eight(halves + i).store(folded + i);
-#pragma GCC unroll 4
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 6
-    for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[columns * i + j];
+  fold_tile<rows, columns, A>([&](int i) __attribute__((always_inline)) { return fold_parts(accumulator[i]); }, sums, sums_row);
 }
 
 // The rows against `columns` columns. Each tile asks for `asked` of the next ones, until all are on their way: one tile that asked for all

@@ -76,21 +76,11 @@ void native_matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, i
                    void* epilogue_context) {
   static_assert(std::is_same<T, BFloat16>::value, "the instruction takes bfloat16");
   if (batch <= 0 || m <= 0 || n <= 0) return;
-  const int64_t merged_rows = m;
-  const bool has_bias = bias && float(beta) != 0.0f;
-  // A shared B makes one tall product of the batch where the strides allow it.
-  if (batch > 1 && b_batch == 0 && out_batch == m * out_row && (a_batch == m * a_row || m == 1) &&
-      (!has_bias || bias_batch == m * bias_row || m == 1)) {
-    if (m == 1) a_row = a_batch, out_row = out_batch, bias_row = bias_batch;
-    m *= batch;
-    batch = 1;
-  }
-  if (k == 1) a_col = b_row = 1;
-  const auto entry = [&](int64_t index) {
-    return MatmulEntry<T>{index, m, n, k, a + index * a_batch, a_row, a_col, b + index * b_batch, b_row, b_col,
-                          has_bias ? bias + index * bias_batch : nullptr, bias_row, bias_col, float(alpha), float(beta),
-                          out + index * out_batch, out_row, epilogue, epilogue_context, merged_rows};
-  };
+  MatmulBatch<T> call{batch, m, n, k, a, a_batch, a_row, a_col, b, b_batch, b_row, b_col, float(beta) == 0.0f ? nullptr : bias, bias_batch,
+                      bias_row, bias_col, float(alpha), float(beta), out, out_batch, out_row, epilogue, epilogue_context, m};
+  call.merge();
+  m = call.m, batch = call.count;
+  if (k == 1) call.a_col = call.b_row = 1;
   const bool few_columns = n <= 12 && n < m;
   // Work in element operations, as matmul counts it; an operation here is two products.
   const double cost = double(m) * double(n) * double(k) / 32 + double(k) * double(m + n) / 8 + double(m) * double(n) / 8;
@@ -98,11 +88,11 @@ void native_matmul(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, i
   const int64_t parts = batch % used == 0 || batch >= 8 * used ? 1 : used;
   const bool split_rows = few_columns || n < 16 * parts || m >= 8 * n || m > 384 * parts;
   // Few rows would not pay back the transposition of a B that is contiguous along N.
-  const bool strips = m <= 16 && b_col == 1 && b_row != 1 && !split_rows && n >= native_strip * parts;
+  const bool strips = m <= 16 && call.b_col == 1 && call.b_row != 1 && !split_rows && n >= native_strip * parts;
   const int64_t grain = strips ? native_strip : split_rows && !few_columns ? native_rows : native_columns;
   parallel_for(batch * parts, cost / double(parts), int(used), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; task++) {
-      const MatmulEntry<T> e = entry(task / parts);
+      const MatmulEntry<T> e = call.entry(task / parts);
       const int64_t part = task % parts, length = split_rows ? m : n;
       const int64_t units = (length + grain - 1) / grain;
       const int64_t first = units * part / parts * grain, last = math::min(length, units * (part + 1) / parts * grain);

@@ -39,7 +39,7 @@ BI_INLINE Sixteen<float> add_products(Pairs a, Pairs b, Sixteen<float> sums) {
 template <int rows, int columns, int asked>
 BI_INLINE void native_tile(const BFloat16* a, int64_t a_row, const BFloat16* b, int64_t b_column, int64_t k, float* sums, int64_t sums_row,
                            NextVectors<BFloat16> next) {
-  constexpr int count = rows * columns, folded_count = (count + 7) / 8 * 8;
+  constexpr int count = rows * columns;
   Sixteen<float> accumulator[count];
 #pragma GCC unroll 24
   for (int i = 0; i < count; i++) accumulator[i] = Sixteen<float>::zero();
@@ -70,16 +70,7 @@ BI_INLINE void native_tile(const BFloat16* a, int64_t a_row, const BFloat16* b, 
         accumulator[i * columns + j] = add_products(Pairs::load(a + i * a_row + full), weight, accumulator[i * columns + j]);
     }
   }
-  Vec<float> halves[folded_count];
-#pragma GCC unroll 24
-  for (int i = 0; i < folded_count; i++) halves[i] = i < count ? accumulator[i].fold() : Vec<float>::zero();
-  float folded[folded_count];
-#pragma GCC unroll 3
-  for (int i = 0; i < folded_count; i += 8) fold_eight(halves + i).store(folded + i);
-#pragma GCC unroll 4
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 6
-    for (int j = 0; j < columns; j++) sums[i * sums_row + j] = folded[columns * i + j];
+  fold_tile<rows, columns, float>([&](int i) __attribute__((always_inline)) { return accumulator[i].fold(); }, sums, sums_row);
 }
 
 // The rows against `columns` columns; `asked` as in lanes_of_columns.
