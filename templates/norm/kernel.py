@@ -27,20 +27,11 @@ NORM = register_kernel(
     },
 )
 
+# What mean_square_norm lacks.
+_OF_NORM_ALONE = ("kind", "bias", "mean_out", "rstd_out")
+
 MEAN_SQUARE_NORM = register_kernel(
-    "norm",
-    "mean_square_norm",
-    {
-        "rows": Parameter.SIZE,
-        "n": Parameter.SIZE,
-        "eps": Parameter.NUMBER,
-        "x": Parameter.INPUT,
-        "x_row": Parameter.SIZE,
-        "weight": Parameter.INPUT,
-        "out": Parameter.OUTPUT,
-        **ROW_PARAMETERS,
-        "threads": Parameter.SIZE,
-    },
+    "norm", "mean_square_norm", {name: parameter for name, parameter in NORM.parameters if name not in _OF_NORM_ALONE}
 )
 
 GROUP_NORM = register_kernel(
@@ -90,7 +81,7 @@ def arguments(kind: int, normalized_dims: int, eps: float, x: Operand, weight: O
 def mean_square_norm_arguments(normalized_dims: int, eps: float, x: Operand, weight: Operand | None) -> dict[str, Any]:
     """Arguments as of ``arguments``."""
     values = arguments(RMS_NORM, normalized_dims, eps, x, weight, None)
-    return {name: values[name] for name in values if name not in ("kind", "bias", "mean_out", "rstd_out")}
+    return {name: values[name] for name in values if name not in _OF_NORM_ALONE}
 
 
 def group_norm_arguments(groups: int, eps: float, x: Operand, weight: Operand | None, bias: Operand | None) -> dict[str, Any]:
